@@ -1,0 +1,102 @@
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use std::fmt;
+
+const KIND_BITS: u32 = 3;
+const INDEX_BITS: u32 = 6;
+const FRAME_BITS: u32 = 16;
+const KIND_PACKED: u64 = 1;
+
+/// Where a page lies: its segment, the frame in the segment, the page in the
+/// frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageAddress {
+    /// The segment's number in its store; below 2^39.
+    pub segment: u64,
+    /// The frame in the segment.
+    pub frame: u16,
+    /// The page in the frame; below 64.
+    pub index: u8,
+}
+
+impl fmt::Display for PageAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {:016x} frame {} page {}", self.segment, self.frame, self.index)
+    }
+}
+
+/// One 64-bit entry of the page table.
+///
+/// Bits 0-2 tell the kind: 0, a page of zeros (all other bits are 0 too);
+/// 1, *packed*: bits 3-8 the page in the frame, 9-24 the frame, 25-63 the
+/// segment. 2 is kept for *keyed* pages; others mean a newer version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// A page of zeros, or a node whose pages are all zeros.
+    pub const ZERO: Self = Self(0);
+    /// Not decided yet; never written.
+    pub(crate) const UNSET: Self = Self(u64::MAX);
+
+    /// The entry of a page that lies in a frame.
+    pub fn packed(at: PageAddress) -> Self {
+        debug_assert!(at.segment < 1 << 39 && at.index < 1 << INDEX_BITS);
+        Self(
+            KIND_PACKED
+                | u64::from(at.index) << KIND_BITS
+                | u64::from(at.frame) << (KIND_BITS + INDEX_BITS)
+                | at.segment << (KIND_BITS + INDEX_BITS + FRAME_BITS),
+        )
+    }
+
+    /// The address of a packed page; `Ok(None)` for a page of zeros.
+    ///
+    /// # Errors
+    /// Gives the entry back where its kind is unknown.
+    pub fn address(self) -> Result<Option<PageAddress>, Self> {
+        match self.0 & ((1 << KIND_BITS) - 1) {
+            0 if self.0 == 0 => Ok(None),
+            KIND_PACKED => Ok(Some(PageAddress {
+                segment: self.0 >> (KIND_BITS + INDEX_BITS + FRAME_BITS),
+                frame: (self.0 >> (KIND_BITS + INDEX_BITS)) as u16,
+                index: (self.0 >> KIND_BITS) as u8 & ((1 << INDEX_BITS) - 1),
+            })),
+            _ => Err(self),
+        }
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{:x}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map(Self).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn addresses_come_back(segment in 0u64..1 << 39, frame: u16, index in 0u8..64) {
+            let at = PageAddress { segment, frame, index };
+            prop_assert_eq!(Entry::packed(at).address(), Ok(Some(at)));
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused() {
+        assert_eq!(Entry::ZERO.address(), Ok(None));
+        assert!(Entry(2).address().is_err());
+        assert!(Entry(8).address().is_err());
+        assert!(Entry::UNSET.address().is_err());
+    }
+}

@@ -1,0 +1,78 @@
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong with an image or its store.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file system refused.
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Bytes are not what was written.
+    #[error("{place} is damaged: {problem}")]
+    Damaged {
+        /// Which file, frame, page or record.
+        place: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Something was written by a version that this one does not understand.
+    #[error("{place} needs a newer Dewar: {problem}")]
+    TooNew {
+        /// Which file.
+        place: String,
+        /// Version or feature that is unknown.
+        problem: String,
+    },
+    /// No image has this name.
+    #[error("there is no checkpoint '{reference}' in {}", store.display())]
+    NotFound {
+        /// What was asked for.
+        reference: String,
+        /// Where it was looked for.
+        store: PathBuf,
+    },
+    /// Several images have this name.
+    #[error("'{reference}' could be any of {}: use a full id", candidates.join(", "))]
+    Ambiguous {
+        /// What was asked for.
+        reference: String,
+        /// The ids that fit.
+        candidates: Vec<String>,
+    },
+    /// The image is being read.
+    #[error("checkpoint {id} is in use by a restore or a verify that is still running")]
+    InUse {
+        /// Its id.
+        id: String,
+    },
+    /// A page was never put: the image would not be whole.
+    #[error("page {page} was never captured; the checkpoint is given up")]
+    Incomplete {
+        /// The first such page.
+        page: u64,
+    },
+    /// A codec's library failed.
+    #[error(transparent)]
+    Codec(#[from] dewar_codec::CodecError),
+}
+
+impl ImageError {
+    pub(crate) fn io<'a>(
+        operation: &'static str,
+        path: &'a Path,
+    ) -> impl FnOnce(io::Error) -> Self + use<'a> {
+        move |cause| Self::Io { operation, path: path.to_owned(), cause }
+    }
+
+    pub(crate) fn damaged(place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Damaged { place: place.into(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,42 @@
+//! The checkpoint image format and the store that holds images.
+//!
+//! An image is a radix page table on disk: nodes of 512 entries whose leaves
+//! point at pages. Pages and nodes alike lie in compressed *frames* inside
+//! immutable *segments*; a *record*, written last, makes the image exist.
+//! `docs/image-format.md` gives every byte.
+//!
+//! - Writing: [`FileStore::begin`] gives an [`ImageWriter`]; each thread puts
+//!   pages through a [`PageSink`] of its own; [`ImageWriter::commit`] makes the
+//!   image exist, and dropping the writer leaves nothing behind.
+//! - Reading: [`FileStore::open_image`] gives an [`ImageReader`].
+//! - [`verify`] reads everything.
+#![forbid(unsafe_code)]
+
+mod entry;
+mod error;
+mod files;
+mod frame;
+mod lease;
+mod reader;
+mod record;
+mod segment;
+mod sink;
+mod store;
+mod table;
+mod verify;
+mod writer;
+
+pub use entry::{Entry, PageAddress};
+pub use error::ImageError;
+pub use files::FileDigest;
+pub use frame::{FRAME_PAGES, FrameHeader};
+pub use reader::{FrameCache, ImageReader};
+pub use record::{
+    Blob, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord, Summary,
+};
+pub use segment::SEGMENT_BYTES;
+pub use sink::PageSink;
+pub use store::FileStore;
+pub use table::ENTRIES_PER_NODE;
+pub use verify::{Verified, verify};
+pub use writer::{ImageOptions, ImageWriter};

@@ -1,0 +1,186 @@
+use crate::segment::SegmentFile;
+use crate::store::open_segment;
+use crate::{Blob, Entry, ImageError, PageAddress, Record, table};
+use dewar_codec::FrameDecoder;
+use dewar_units::{PAGE_BYTES, PageNumber};
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+/// Segment files kept open at a time.
+const OPEN_SEGMENTS: usize = 128;
+
+/// An image, open for reading by any number of threads. While it lives the
+/// image cannot be deleted.
+#[derive(Debug)]
+pub struct ImageReader {
+    root: PathBuf,
+    store: [u8; 16],
+    record: Record,
+    segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
+    _lock: File,
+}
+
+/// One thread's working memory for reading: a decoder and the last frame.
+pub struct FrameCache {
+    decoder: FrameDecoder,
+    stored: Vec<u8>,
+    pages: Vec<u8>,
+    holds: Option<(u64, u16)>,
+}
+
+impl FrameCache {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// Where the codecs cannot be set up.
+    pub fn new() -> Result<Self, ImageError> {
+        Ok(Self {
+            decoder: FrameDecoder::new()?,
+            stored: Vec::new(),
+            pages: Vec::new(),
+            holds: None,
+        })
+    }
+}
+
+impl ImageReader {
+    pub(crate) fn new(
+        root: PathBuf,
+        store: [u8; 16],
+        record: Record,
+        lock: File,
+    ) -> Result<Self, ImageError> {
+        Ok(Self { root, store, record, segments: Mutex::default(), _lock: lock })
+    }
+
+    /// The image's record.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The whole page table: one entry a page of RAM.
+    ///
+    /// # Errors
+    /// Where a node is damaged.
+    pub fn entries(&self) -> Result<Vec<Entry>, ImageError> {
+        let mut cache = FrameCache::new()?;
+        let memory = &self.record.memory;
+        table::flatten(memory.root, memory.pages, |entry| {
+            let page = self.stored_page(entry, &mut cache)?;
+            Ok(page.unwrap_or(&[0; PAGE_BYTES]).to_vec())
+        })
+    }
+
+    /// The content of page `page` of RAM, whose entry is `entry`; `None` for
+    /// zeros.
+    ///
+    /// # Errors
+    /// Names the page where it cannot be read back exactly as it was.
+    pub fn page<'c>(
+        &self,
+        page: PageNumber,
+        entry: Entry,
+        cache: &'c mut FrameCache,
+    ) -> Result<Option<&'c [u8]>, ImageError> {
+        self.stored_page(entry, cache).map_err(|error| name_page(page, error))
+    }
+
+    /// The frame that holds page `page`: all its pages, one after the other.
+    ///
+    /// # Errors
+    /// As [`ImageReader::page`].
+    pub fn frame<'c>(
+        &self,
+        page: PageNumber,
+        at: PageAddress,
+        cache: &'c mut FrameCache,
+    ) -> Result<&'c [u8], ImageError> {
+        self.load(at.segment, at.frame, cache).map_err(|error| name_page(page, error))?;
+        Ok(&cache.pages)
+    }
+
+    /// Reads and checks a frame, whatever it holds.
+    pub(crate) fn frame_only(
+        &self,
+        at: PageAddress,
+        cache: &mut FrameCache,
+    ) -> Result<(), ImageError> {
+        self.load(at.segment, at.frame, cache)
+    }
+
+    /// The bytes of a blob.
+    ///
+    /// # Errors
+    /// Where it is damaged; `name` says which.
+    pub fn blob(&self, name: &str, blob: &Blob) -> Result<Vec<u8>, ImageError> {
+        let mut cache = FrameCache::new()?;
+        let mut bytes = Vec::with_capacity(blob.entries.len() * PAGE_BYTES);
+        for entry in &blob.entries {
+            let page = self.stored_page(*entry, &mut cache).map_err(|error| match error {
+                ImageError::Damaged { place, problem } => {
+                    ImageError::damaged(format!("the {name} ({place})"), problem)
+                }
+                other => other,
+            })?;
+            bytes.extend_from_slice(page.unwrap_or(&[0; PAGE_BYTES]));
+        }
+        bytes.truncate(blob.bytes as usize);
+        let hash = blake3::hash(&bytes).to_hex();
+        if bytes.len() as u64 != blob.bytes || hash.as_str() != blob.blake3 {
+            return Err(ImageError::damaged(format!("the {name}"), "its checksum does not fit"));
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn segment(&self, number: u64) -> Result<Arc<SegmentFile>, ImageError> {
+        let mut open = self.segments.lock().unwrap_or_else(|locked| locked.into_inner());
+        if let Some(segment) = open.get(&number) {
+            return Ok(segment.clone());
+        }
+        if open.len() >= OPEN_SEGMENTS {
+            open.clear();
+        }
+        let segment = Arc::new(open_segment(&self.root, self.store, number)?);
+        open.insert(number, segment.clone());
+        Ok(segment)
+    }
+
+    fn stored_page<'c>(
+        &self,
+        entry: Entry,
+        cache: &'c mut FrameCache,
+    ) -> Result<Option<&'c [u8]>, ImageError> {
+        let unknown = |entry: Entry| {
+            ImageError::damaged("the page table", format!("entry {:#x} is unknown", entry.0))
+        };
+        let Some(at) = entry.address().map_err(unknown)? else { return Ok(None) };
+        self.load(at.segment, at.frame, cache)?;
+        let start = usize::from(at.index) * PAGE_BYTES;
+        cache.pages.get(start..start + PAGE_BYTES).map(Some).ok_or_else(|| {
+            ImageError::damaged(at.to_string(), "its frame holds fewer pages".to_owned())
+        })
+    }
+
+    fn load(&self, segment: u64, frame: u16, cache: &mut FrameCache) -> Result<(), ImageError> {
+        if cache.holds == Some((segment, frame)) {
+            return Ok(());
+        }
+        cache.holds = None;
+        let file = self.segment(segment)?;
+        let (header, payload) = file.read_frame(frame, &mut cache.stored)?;
+        header.expand(payload, &mut cache.decoder, &mut cache.pages)?;
+        cache.holds = Some((segment, frame));
+        Ok(())
+    }
+}
+
+fn name_page(page: PageNumber, error: ImageError) -> ImageError {
+    match error {
+        ImageError::Damaged { place, problem } => {
+            ImageError::damaged(format!("page {page} ({place})"), problem)
+        }
+        other => other,
+    }
+}

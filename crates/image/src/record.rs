@@ -1,0 +1,198 @@
+//! The record: one JSON file whose arrival makes an image exist.
+
+use crate::{Entry, FileDigest, ImageError};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::fmt;
+
+const FORMAT: &str = "dewar-record";
+const VERSION: u32 = 1;
+
+/// The name of an image in its store: `c` and twelve hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ImageId(pub String);
+
+impl ImageId {
+    /// A name that no image has.
+    pub(crate) fn fresh(seed: &[u8]) -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(seed);
+        hasher.update(&now.unwrap_or_default().as_nanos().to_le_bytes());
+        hasher.update(&std::process::id().to_le_bytes());
+        Self(format!("c{}", &hasher.finalize().to_hex()[..12]))
+    }
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// What a checkpoint is made of. `docs/image-format.md` describes each field.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    /// The image's name.
+    pub id: ImageId,
+    /// The store that it belongs to, in hexadecimal.
+    pub store: String,
+    /// The guest that it was taken of.
+    pub guest: String,
+    /// A name that its owner gave it.
+    pub tag: Option<String>,
+    /// When it became complete, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// RAM.
+    pub memory: MemoryRecord,
+    /// Pages that were written last before the pause, as little-endian u64
+    /// numbers; a lazy restore fetches them first.
+    pub hot_pages: Blob,
+    /// The hypervisor's device state.
+    pub device_state: Blob,
+    /// Copies of the writable disks.
+    pub disks: Vec<DiskRecord>,
+    /// How to start the guest again; only the crate that wrote it reads it.
+    pub machine: serde_json::Value,
+    /// The numbers of all segments of the image.
+    pub segments: Vec<u64>,
+    /// What taking it cost.
+    pub summary: Summary,
+}
+
+/// The RAM of an image.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MemoryRecord {
+    /// Pages in all.
+    pub pages: u64,
+    /// The root of the page table.
+    pub root: Entry,
+    /// RAM files, one after the other.
+    pub regions: Vec<RegionRecord>,
+    /// Pages by kind.
+    pub counts: PageCounts,
+}
+
+/// One RAM file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionRecord {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// Its size in pages.
+    pub pages: u64,
+}
+
+/// Pages by kind; together all pages of the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageCounts {
+    /// Never touched by the guest.
+    pub hole: u64,
+    /// Touched, but zeros.
+    pub zero: u64,
+    /// Stored in a compressed frame.
+    pub compressed: u64,
+    /// Stored as they are.
+    pub raw: u64,
+}
+
+/// Some bytes, stored as pages; the last is filled up with zeros.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Blob {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Where its pages lie.
+    pub entries: Vec<Entry>,
+    /// BLAKE3 hash of the bytes.
+    pub blake3: String,
+}
+
+/// A copy of a writable disk at the instant of the checkpoint.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskRecord {
+    /// The hypervisor's name for the disk.
+    pub name: String,
+    /// The file in the store's `disks` folder.
+    pub file: String,
+    /// Its image format.
+    pub format: String,
+    /// The size of the disk that the guest sees, in bytes.
+    pub virtual_bytes: u64,
+    /// The file's length and hash.
+    #[serde(flatten)]
+    pub digest: FileDigest,
+}
+
+/// What taking a checkpoint cost.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Bytes that its segments and disks take in the store.
+    pub stored_bytes: u64,
+    /// How long the guest stood still, in milliseconds, as Dewar saw it.
+    pub pause_ms: f64,
+    /// From the command to the complete image, in milliseconds.
+    pub total_ms: f64,
+    /// Dirty pages per epoch.
+    pub epochs: Vec<EpochRecord>,
+}
+
+/// One epoch of a checkpoint.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct EpochRecord {
+    /// When its dirty set was taken, in milliseconds from the start.
+    pub at_ms: f64,
+    /// How many pages were in it.
+    pub dirty_pages: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    format: String,
+    version: u32,
+    blake3: String,
+    record: Box<RawValue>,
+}
+
+impl Record {
+    /// The record as a file's bytes, checksum included.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let record = serde_json::value::to_raw_value(self)?;
+        let blake3 = blake3::hash(record.get().as_bytes()).to_hex().to_string();
+        let mut bytes = serde_json::to_vec(&Envelope {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            blake3,
+            record,
+        })?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    /// Reads and checks a record that should be that of `id` in `store`.
+    pub(crate) fn parse(bytes: &[u8], id: &ImageId, store: &str) -> Result<Self, ImageError> {
+        let place = || format!("the record of checkpoint {id}");
+        let damaged = |problem: String| ImageError::damaged(place(), problem);
+        // The last byte tells a whole file from a cut one.
+        let whole =
+            bytes.strip_suffix(b"\n").ok_or_else(|| damaged("it is cut short".to_owned()))?;
+        let envelope: Envelope =
+            serde_json::from_slice(whole).map_err(|error| damaged(error.to_string()))?;
+        if envelope.format != FORMAT {
+            return Err(damaged(format!("it calls itself '{}'", envelope.format)));
+        }
+        let body = envelope.record.get();
+        if blake3::hash(body.as_bytes()).to_hex().as_str() != envelope.blake3 {
+            return Err(damaged("its checksum does not fit".to_owned()));
+        }
+        if envelope.version != VERSION {
+            let problem = format!("record version {}", envelope.version);
+            return Err(ImageError::TooNew { place: place(), problem });
+        }
+        let record: Self =
+            serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        if record.id != *id || record.store != store {
+            let problem = format!("it is the record of {} in store {}", record.id, record.store);
+            return Err(damaged(problem));
+        }
+        Ok(record)
+    }
+}

@@ -1,0 +1,194 @@
+//! A segment: an immutable file of frames, with a directory at its end.
+
+use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
+use crate::{ImageError, files};
+use dewar_codec::Codec;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use twox_hash::XxHash3_128;
+
+/// A segment is closed when it has grown to this size.
+pub const SEGMENT_BYTES: usize = 8 << 20;
+
+const HEADER_BYTES: usize = 64;
+const TRAILER_BYTES: usize = 48;
+const MAGIC: [u8; 8] = *b"DWRSEGMT";
+const END_MAGIC: [u8; 8] = *b"DWRSEGND";
+const VERSION: u16 = 1;
+
+/// A segment that is being made, in memory.
+#[derive(Debug)]
+pub(crate) struct SegmentBuilder {
+    store: [u8; 16],
+    number: u64,
+    bytes: Vec<u8>,
+    /// Where each frame starts.
+    offsets: Vec<u32>,
+}
+
+impl SegmentBuilder {
+    pub(crate) fn new(store: [u8; 16], number: u64) -> Self {
+        let mut bytes = Vec::with_capacity(SEGMENT_BYTES + (1 << 20));
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(HEADER_BYTES as u16).to_le_bytes());
+        bytes.extend_from_slice(&0u32.to_le_bytes());
+        bytes.extend_from_slice(&store);
+        bytes.extend_from_slice(&number.to_le_bytes());
+        bytes.resize(HEADER_BYTES, 0);
+        Self { store, number, bytes, offsets: Vec::new() }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.len() >= SEGMENT_BYTES || self.offsets.len() >= usize::from(u16::MAX)
+    }
+
+    /// Appends a frame; returns its number.
+    pub(crate) fn append(&mut self, codec: Codec, pages: u16, payload: &[u8]) -> u16 {
+        let frame = self.offsets.len() as u16;
+        self.offsets.push(self.bytes.len() as u32);
+        let header = FrameHeader {
+            store: self.store,
+            segment: self.number,
+            frame,
+            codec,
+            pages,
+            stored_bytes: payload.len() as u32,
+        };
+        header.append(payload, &mut self.bytes);
+        frame
+    }
+
+    /// The segment's number and all its bytes, directory included.
+    pub(crate) fn finish(mut self) -> (u64, Vec<u8>) {
+        let directory_at = self.bytes.len() as u32;
+        for offset in &self.offsets {
+            self.bytes.extend_from_slice(&offset.to_le_bytes());
+        }
+        let mut trailer = [0; TRAILER_BYTES];
+        trailer[0..4].copy_from_slice(&directory_at.to_le_bytes());
+        trailer[4..8].copy_from_slice(&(self.offsets.len() as u32).to_le_bytes());
+        trailer[40..48].copy_from_slice(&END_MAGIC);
+        let checksum = end_checksum(
+            &self.bytes[..HEADER_BYTES],
+            &self.bytes[directory_at as usize..],
+            &trailer[..8],
+        );
+        trailer[8..24].copy_from_slice(&checksum);
+        self.bytes.extend_from_slice(&trailer);
+        (self.number, self.bytes)
+    }
+}
+
+/// Covers all of a segment that is not frames: header, directory, trailer.
+fn end_checksum(header: &[u8], directory: &[u8], trailer: &[u8]) -> [u8; 16] {
+    let mut hasher = XxHash3_128::new();
+    hasher.write(header);
+    hasher.write(directory);
+    hasher.write(trailer);
+    hasher.finish_128().to_le_bytes()
+}
+
+/// A segment file, opened for reading; its directory is checked and in memory.
+#[derive(Debug)]
+pub(crate) struct SegmentFile {
+    file: File,
+    store: [u8; 16],
+    number: u64,
+    offsets: Vec<u32>,
+    directory_at: u32,
+}
+
+impl SegmentFile {
+    pub(crate) fn open(path: &Path, store: [u8; 16], number: u64) -> Result<Self, ImageError> {
+        let file = File::open(path).map_err(ImageError::io("open", path))?;
+        let failed = |cause| ImageError::io("read", path)(cause);
+        let damaged = |problem: &str| ImageError::damaged(path.display().to_string(), problem);
+        let length = file.metadata().map_err(failed)?.len();
+        if length < (HEADER_BYTES + TRAILER_BYTES) as u64 || length > u64::from(u32::MAX) {
+            return Err(damaged("its length is impossible"));
+        }
+        let mut header = [0; HEADER_BYTES];
+        let mut trailer = [0; TRAILER_BYTES];
+        file.read_exact_at(&mut header, 0).map_err(failed)?;
+        file.read_exact_at(&mut trailer, length - TRAILER_BYTES as u64).map_err(failed)?;
+        let word = |at: usize| {
+            u32::from_le_bytes([trailer[at], trailer[at + 1], trailer[at + 2], trailer[at + 3]])
+        };
+        let (directory_at, count) = (word(0), word(4));
+        let directory_end = length - TRAILER_BYTES as u64;
+        if trailer[40..] != END_MAGIC || trailer[24..40] != [0; 16] {
+            return Err(damaged("its end is missing or altered"));
+        }
+        if u64::from(directory_at) + u64::from(count) * 4 != directory_end {
+            return Err(damaged("its directory is not where its end says"));
+        }
+        let mut directory = vec![0; count as usize * 4];
+        file.read_exact_at(&mut directory, u64::from(directory_at)).map_err(failed)?;
+        if end_checksum(&header, &directory, &trailer[..8]) != trailer[8..24] {
+            return Err(damaged("the checksum of its header and directory does not fit"));
+        }
+        let version = u16::from_le_bytes([header[8], header[9]]);
+        if header[..8] != MAGIC || header[16..32] != store || header[32..40] != number.to_le_bytes()
+        {
+            return Err(damaged("it is another segment, or of another store"));
+        }
+        if version != VERSION || header[12..16] != [0; 4] {
+            return Err(ImageError::TooNew {
+                place: path.display().to_string(),
+                problem: format!("segment version {version}"),
+            });
+        }
+        let offsets = directory
+            .chunks_exact(4)
+            .map(|offset| u32::from_le_bytes([offset[0], offset[1], offset[2], offset[3]]))
+            .collect();
+        Ok(Self { file, store, number, offsets, directory_at })
+    }
+
+    pub(crate) fn frames(&self) -> u16 {
+        self.offsets.len() as u16
+    }
+
+    /// Reads the bytes of a frame into `buffer` and checks them.
+    pub(crate) fn read_frame<'b>(
+        &self,
+        frame: u16,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<(FrameHeader, &'b [u8]), ImageError> {
+        let place = || format!("frame {frame} of segment {:016x}", self.number);
+        let index = usize::from(frame);
+        let start = *self
+            .offsets
+            .get(index)
+            .ok_or_else(|| ImageError::damaged(place(), "its segment has no such frame"))?;
+        let end = self.offsets.get(index + 1).copied().unwrap_or(self.directory_at);
+        if end < start + FRAME_HEADER_BYTES as u32 {
+            return Err(ImageError::damaged(place(), "the directory leaves it no room"));
+        }
+        buffer.resize((end - start) as usize, 0);
+        self.file
+            .read_exact_at(buffer, u64::from(start))
+            .map_err(|cause| ImageError::damaged(place(), cause.to_string()))?;
+        FrameHeader::parse(buffer, self.store, self.number, frame)
+    }
+}
+
+/// Writes a finished segment and starts its way to the disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<File, ImageError> {
+    let file = files::private_options()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(ImageError::io("create", path))?;
+    file.write_all_at(bytes, 0).map_err(ImageError::io("write", path))?;
+    // Begins write-back without waiting, so that the sync at the end is short.
+    // Only a hint: a refusal changes nothing.
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+    Ok(file)
+}

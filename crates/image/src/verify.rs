@@ -1,0 +1,76 @@
+use crate::{Entry, FileStore, FrameCache, ImageError, ImageId, PageAddress};
+use dewar_units::PageNumber;
+use std::collections::HashMap;
+
+/// What [`verify`] read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Segments.
+    pub segments: u64,
+    /// Frames, all expanded.
+    pub frames: u64,
+    /// Pages of RAM whose place was checked.
+    pub pages: u64,
+    /// Disks, read whole.
+    pub disks: u64,
+}
+
+/// Reads every byte of an image: record, segments, frames, page table, device
+/// state, disks. `progress` is told of each step as (done, of).
+///
+/// # Errors
+/// The first damage found, with the page or file named.
+pub fn verify(
+    store: &FileStore,
+    id: &ImageId,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Verified, ImageError> {
+    let image = store.open_image(id)?;
+    let record = image.record();
+    let mut verified = Verified::default();
+    let mut cache = FrameCache::new()?;
+    let steps = record.segments.len() as u64 + 1;
+
+    // Which pages lie in which frame, to name the page that a damage hits.
+    let entries = image.entries()?;
+    let mut first_page: HashMap<(u64, u16), (u64, PageAddress)> = HashMap::new();
+    for (page, entry) in entries.iter().enumerate() {
+        if let Some(at) = address(page as u64, *entry)? {
+            if record.segments.binary_search(&at.segment).is_err() {
+                let place = format!("page {page} ({at})");
+                return Err(ImageError::damaged(place, "its segment is not the image's"));
+            }
+            let known = first_page.entry((at.segment, at.frame)).or_insert((page as u64, at));
+            known.1.index = known.1.index.max(at.index);
+        }
+    }
+    verified.pages = entries.len() as u64;
+
+    for (done, number) in record.segments.iter().enumerate() {
+        progress(done as u64, steps);
+        for frame in 0..image.segment(*number)?.frames() {
+            let at = PageAddress { segment: *number, frame, index: 0 };
+            match first_page.get(&(*number, frame)) {
+                Some((page, last)) => {
+                    let entry = Entry::packed(*last);
+                    image.page(PageNumber(*page), entry, &mut cache)?;
+                }
+                None => image.frame_only(at, &mut cache)?,
+            }
+            verified.frames += 1;
+        }
+        verified.segments += 1;
+    }
+    image.blob("device state", &record.device_state)?;
+    image.blob("list of hot pages", &record.hot_pages)?;
+    store.check_disks(record)?;
+    verified.disks = record.disks.len() as u64;
+    progress(steps, steps);
+    Ok(verified)
+}
+
+fn address(page: u64, entry: Entry) -> Result<Option<PageAddress>, ImageError> {
+    entry.address().map_err(|entry| {
+        ImageError::damaged(format!("page {page}"), format!("entry {:#x} is unknown", entry.0))
+    })
+}

@@ -1,0 +1,300 @@
+use crate::lease::WriterLease;
+use crate::record::{Blob, DiskRecord, ImageId, PageCounts, Record};
+use crate::sink::PageSink;
+use crate::store::segment_name;
+use crate::{Entry, FileStore, ImageError, PageAddress, files, segment, table};
+use dewar_codec::Codec;
+use dewar_units::{PAGE_BYTES, PageRange};
+use std::collections::{HashSet, VecDeque};
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread::JoinHandle;
+
+/// Segment numbers taken from the store at a time.
+const BATCH: u64 = 16;
+/// Finished segments that may wait for the disk.
+const QUEUE: usize = 2;
+/// Written segments that may wait for their sync: by then most are on disk.
+const UNSYNCED: usize = 32;
+
+/// What an image is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct ImageOptions {
+    /// Pages of RAM.
+    pub pages: u64,
+    /// For pages that are worth it.
+    pub codec: Codec,
+    /// Its level, where it has levels.
+    pub level: i32,
+}
+
+/// An image that is being written. Dropped before [`ImageWriter::commit`], it
+/// leaves nothing behind.
+pub struct ImageWriter<'s> {
+    store: &'s FileStore,
+    id: ImageId,
+    options: ImageOptions,
+    entries: Vec<AtomicU64>,
+    shared: Mutex<Shared>,
+    /// `None` once the queue was closed.
+    flusher: Mutex<Option<Flusher>>,
+    committed: bool,
+}
+
+struct Shared {
+    lease: Option<WriterLease>,
+    free: std::ops::Range<u64>,
+    used: Vec<u64>,
+    /// Segments and frames that are stored as they are.
+    raw: HashSet<(u64, u16)>,
+    stored_bytes: u64,
+}
+
+/// Segment files whose sync is still to come.
+type Written = VecDeque<(File, PathBuf)>;
+
+fn sync((file, path): (File, PathBuf)) -> Result<(), ImageError> {
+    file.sync_data().map_err(ImageError::io("sync", &path))
+}
+
+struct Flusher {
+    queue: mpsc::SyncSender<(u64, Vec<u8>)>,
+    thread: JoinHandle<Result<Written, ImageError>>,
+}
+
+impl<'s> ImageWriter<'s> {
+    pub(crate) fn new(
+        store: &'s FileStore,
+        id: ImageId,
+        lease: WriterLease,
+        options: ImageOptions,
+    ) -> Result<Self, ImageError> {
+        let entries = (0..options.pages).map(|_| AtomicU64::new(Entry::UNSET.0)).collect();
+        let shared = Shared {
+            lease: Some(lease),
+            free: 0..0,
+            used: Vec::new(),
+            raw: HashSet::new(),
+            stored_bytes: 0,
+        };
+        let (queue, segments) = mpsc::sync_channel::<(u64, Vec<u8>)>(QUEUE);
+        let root = store.root().to_owned();
+        let thread = std::thread::spawn(move || {
+            let mut written = VecDeque::new();
+            for (number, bytes) in segments {
+                let path = root.join(segment_name(number));
+                written.push_back((segment::write_file(&path, &bytes)?, path));
+                if written.len() > UNSYNCED {
+                    written.pop_front().map_or(Ok(()), sync)?;
+                }
+            }
+            Ok(written)
+        });
+        Ok(Self {
+            store,
+            id,
+            options,
+            entries,
+            shared: Mutex::new(shared),
+            flusher: Mutex::new(Some(Flusher { queue, thread })),
+            committed: false,
+        })
+    }
+
+    /// The name that the image will have.
+    pub fn id(&self) -> &ImageId {
+        &self.id
+    }
+
+    /// A way in for one thread.
+    ///
+    /// # Errors
+    /// Where the codec cannot be set up.
+    pub fn sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
+        PageSink::new(self, self.options.codec, self.options.level)
+    }
+
+    /// Says that pages were never touched by the guest.
+    pub fn put_holes(&self, range: PageRange) {
+        for page in range.pages() {
+            self.entries[page.index()].store(Entry::ZERO.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Stores bytes other than RAM.
+    ///
+    /// # Errors
+    /// Where the store cannot be written.
+    pub fn put_blob(&self, bytes: &[u8]) -> Result<Blob, ImageError> {
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
+        let mut sink = self.sink()?;
+        let pages: Vec<Vec<u8>> = padded.chunks(PAGE_BYTES).map(<[u8]>::to_vec).collect();
+        let entries = sink.put_unnumbered(&pages)?;
+        sink.finish()?;
+        let blake3 = blake3::hash(bytes).to_hex().to_string();
+        Ok(Blob { bytes: bytes.len() as u64, entries, blake3 })
+    }
+
+    /// Reserves the name of a disk copy; whoever writes it makes it in the
+    /// store's `disks` folder.
+    ///
+    /// # Errors
+    /// Where the store cannot be written.
+    pub fn reserve_disk(&self, number: usize, format: &str) -> Result<String, ImageError> {
+        let file = format!("{}-{number}.{format}", self.id);
+        self.lock().note(&[format!("disks/{file}")])?;
+        Ok(file)
+    }
+
+    /// Builds the page table. All sinks must be finished.
+    ///
+    /// # Errors
+    /// [`ImageError::Incomplete`] where a page was never put.
+    pub fn finish_memory(&self, holes: u64) -> Result<(Entry, PageCounts), ImageError> {
+        let entries: Vec<Entry> =
+            self.entries.iter().map(|entry| Entry(entry.load(Ordering::Acquire))).collect();
+        if let Some(page) = entries.iter().position(|entry| *entry == Entry::UNSET) {
+            return Err(ImageError::Incomplete { page: page as u64 });
+        }
+        let mut counts = self.lock().count(&entries);
+        counts.hole = holes.min(counts.zero);
+        counts.zero -= counts.hole;
+        let mut sink = self.sink()?;
+        let root = table::build(entries, |nodes| sink.put_unnumbered(nodes))?;
+        sink.finish()?;
+        Ok((root, counts))
+    }
+
+    /// Waits until all that was put is on disk.
+    ///
+    /// # Errors
+    /// Where any of it could not be written.
+    pub fn sync(&self) -> Result<(), ImageError> {
+        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner()).take();
+        if let Some(flusher) = flusher {
+            flusher.finish()?.into_iter().try_for_each(sync)?;
+        }
+        files::sync_folder(&self.store.root().join("segments"))
+    }
+
+    /// Bytes put so far, compressed.
+    pub fn stored_bytes(&self) -> u64 {
+        self.lock().stored_bytes
+    }
+
+    /// Makes the image exist: `complete` finishes a record in which the fields
+    /// that the writer knows (`id`, `store`, `segments`) are set.
+    ///
+    /// # Errors
+    /// Where not everything could be written; then the image does not exist.
+    pub fn commit(
+        mut self,
+        mut record: Record,
+        disks: Vec<DiskRecord>,
+    ) -> Result<Record, ImageError> {
+        self.sync()?;
+        record.id = self.id.clone();
+        record.store = self.store.id();
+        record.disks = disks;
+        record.segments = std::mem::take(&mut self.lock().used);
+        record.segments.sort_unstable();
+        let path = self.store.record_path(&self.id);
+        let bytes = record
+            .to_bytes()
+            .map_err(|error| ImageError::io("write", &path)(std::io::Error::other(error)))?;
+        files::sync_folder(&self.store.root().join("disks"))?;
+        files::write_atomically(&path, &bytes)?;
+        self.committed = true;
+        let lease = self.lock().lease.take();
+        // A lease that cannot be removed harms nothing: the image exists.
+        let _ = lease.map(WriterLease::release);
+        Ok(record)
+    }
+
+    pub(crate) fn set(&self, page: usize, entry: Entry) {
+        self.entries[page].store(entry.0, Ordering::Release);
+    }
+
+    pub(crate) fn raw_store_id(&self) -> [u8; 16] {
+        self.store.raw_id()
+    }
+
+    pub(crate) fn note_raw(&self, at: PageAddress) {
+        self.lock().raw.insert((at.segment, at.frame));
+    }
+
+    /// The number of a new segment, noted in the lease.
+    pub(crate) fn next_segment(&self) -> Result<u64, ImageError> {
+        let mut shared = self.lock();
+        if shared.free.is_empty() {
+            let batch = self.store.allocate_segments(BATCH)?;
+            shared.note(&batch.clone().map(segment_name).collect::<Vec<_>>())?;
+            shared.free = batch;
+        }
+        let number = shared.free.start;
+        shared.free.start += 1;
+        shared.used.push(number);
+        Ok(number)
+    }
+
+    /// Hands a finished segment to the disk.
+    pub(crate) fn submit(&self, number: u64, bytes: Vec<u8>) -> Result<(), ImageError> {
+        self.lock().stored_bytes += bytes.len() as u64;
+        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
+        let queue = flusher.as_ref().map(|flusher| flusher.queue.clone());
+        drop(flusher);
+        if queue.is_some_and(|queue| queue.send((number, bytes)).is_ok()) {
+            return Ok(());
+        }
+        // The thread stopped at an error: fetch it.
+        self.sync()?;
+        Err(ImageError::damaged("the image writer", "it was closed while pages were still put"))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+impl Drop for ImageWriter<'_> {
+    fn drop(&mut self) {
+        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner()).take();
+        // Its error was reported where it mattered; here the files only must
+        // not appear any more after they were removed.
+        let _ = flusher.map(Flusher::finish);
+        if !self.committed {
+            if let Some(lease) = self.lock().lease.take() {
+                // What cannot be removed now, the next writer's sweep removes.
+                let _ = lease.abandon(self.store.root());
+            }
+        }
+    }
+}
+
+impl Flusher {
+    fn finish(self) -> Result<Written, ImageError> {
+        drop(self.queue);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Shared {
+    fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
+        self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
+    }
+
+    fn count(&self, entries: &[Entry]) -> PageCounts {
+        let mut counts = PageCounts::default();
+        for entry in entries {
+            match entry.address() {
+                Ok(Some(at)) if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
+                Ok(Some(_)) => counts.compressed += 1,
+                _ => counts.zero += 1,
+            }
+        }
+        counts
+    }
+}

@@ -1,0 +1,332 @@
+//! Images written to a real folder and read back; every byte of every file
+//! altered once in a while.
+
+use dewar_codec::Codec;
+use dewar_image::{
+    Blob, Entry, FileDigest, FileStore, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
+    MemoryRecord, PageCounts, Record, RegionRecord, Summary, verify,
+};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const PAGES: u64 = 3000;
+
+/// A page that is zeros, text, or noise, and differs from every other.
+fn content(page: u64, version: u64) -> Vec<u8> {
+    let mut state = page * 1_000_003 + version + 1;
+    match page % 4 {
+        0 if version == 0 => vec![0; PAGE_BYTES],
+        1 | 2 => format!("page {page} version {version}; ")
+            .into_bytes()
+            .into_iter()
+            .cycle()
+            .take(PAGE_BYTES)
+            .collect(),
+        _ => (0..PAGE_BYTES)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .collect(),
+    }
+}
+
+fn options() -> ImageOptions {
+    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1 }
+}
+
+fn commit(writer: ImageWriter<'_>, disk: Option<&str>, store: &FileStore) -> Record {
+    let (root, counts) = writer.finish_memory(100).expect("table");
+    let device_state = writer.put_blob(b"device state").expect("blob");
+    let hot_pages = writer.put_blob(&[]).expect("blob");
+    let disks = disk.map(|content| {
+        let file = writer.reserve_disk(0, "raw").expect("reserve");
+        fs::write(store.disk_path(&file), content).expect("disk");
+        let digest = FileDigest::of(&store.disk_path(&file)).expect("digest");
+        dewar_image::DiskRecord {
+            name: "d".into(),
+            file,
+            format: "raw".into(),
+            virtual_bytes: 1,
+            digest,
+        }
+    });
+    let record = record(root, counts, device_state, hot_pages);
+    writer.commit(record, disks.into_iter().collect()).expect("commit")
+}
+
+fn record(root: Entry, counts: PageCounts, device_state: Blob, hot_pages: Blob) -> Record {
+    Record {
+        id: ImageId(String::new()),
+        store: String::new(),
+        guest: "g".into(),
+        tag: Some("t".into()),
+        created_ms: 1,
+        memory: MemoryRecord {
+            pages: PAGES,
+            root,
+            regions: vec![RegionRecord { name: "ram".into(), pages: PAGES }],
+            counts,
+        },
+        hot_pages,
+        device_state,
+        disks: vec![],
+        machine: serde_json::json!({"a": 1}),
+        segments: vec![],
+        summary: Summary::default(),
+    }
+}
+
+/// Writes an image by two threads; the last 500 pages twice.
+fn write_image(store: &FileStore) -> Record {
+    let writer = store.begin(options()).expect("begin");
+    writer.put_holes(PageRange::new(0, 100));
+    std::thread::scope(|scope| {
+        for pages in [100..1500, 1500..PAGES] {
+            let writer = &writer;
+            scope.spawn(move || {
+                let mut sink = writer.sink().expect("sink");
+                for page in pages {
+                    sink.put(PageNumber(page), &content(page, 0)).expect("put");
+                }
+                sink.flush().expect("flush");
+                sink.finish().expect("finish");
+            });
+        }
+    });
+    let mut sink = writer.sink().expect("sink");
+    for page in PAGES - 500..PAGES {
+        sink.put(PageNumber(page), &content(page, 1)).expect("put");
+    }
+    sink.finish().expect("finish");
+    commit(writer, Some("disk content"), store)
+}
+
+/// Whether every page comes back exactly.
+fn read_back(store: &FileStore, id: &ImageId) -> Result<(), ImageError> {
+    let image = store.open_image(id)?;
+    let mut cache = FrameCache::new()?;
+    for (page, entry) in image.entries()?.into_iter().enumerate() {
+        let page = page as u64;
+        let expected = match page {
+            0..100 => vec![0; PAGE_BYTES],
+            _ => content(page, u64::from(page >= PAGES - 500)),
+        };
+        let found = image.page(PageNumber(page), entry, &mut cache)?;
+        assert_eq!(found.unwrap_or(&[0; PAGE_BYTES]), expected, "page {page}");
+    }
+    assert_eq!(image.blob("device state", &image.record().device_state)?, b"device state");
+    store.check_disks(image.record())
+}
+
+fn new_store() -> (tempfile::TempDir, FileStore) {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let store = FileStore::open_or_create(&folder.path().join("store")).expect("store");
+    (folder, store)
+}
+
+fn files(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root).expect("list").flatten() {
+        match entry.path() {
+            path if path.is_dir() => found.extend(files(&path)),
+            path => found.push(path),
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn an_image_comes_back_page_by_page() {
+    let (_folder, store) = new_store();
+    let record = write_image(&store);
+    let counts = record.memory.counts;
+    assert_eq!(counts.hole, 100);
+    assert_eq!(counts.hole + counts.zero + counts.compressed + counts.raw, PAGES);
+    assert_eq!(
+        counts.raw,
+        (100..PAGES).filter(|page| page % 4 == 3 || (*page >= PAGES - 500 && page % 4 == 0)).count()
+            as u64
+    );
+    read_back(&store, &record.id).expect("read");
+    let verified = verify(&store, &record.id, |_, _| {}).expect("verify");
+    assert_eq!((verified.pages, verified.disks), (PAGES, 1));
+    for name in [&record.id.0[..], "t", "g", "g:t", &record.id.0[..5]] {
+        assert_eq!(store.find(name).expect("find"), record.id);
+    }
+    assert!(matches!(store.find("nothing"), Err(ImageError::NotFound { .. })));
+}
+
+#[test]
+fn files_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let (_folder, store) = new_store();
+    write_image(&store);
+    for path in files(store.root()) {
+        // The disk was made by the test itself.
+        if !path.to_string_lossy().contains("/disks/") {
+            assert_eq!(
+                fs::metadata(&path).expect("stat").permissions().mode() & 0o777,
+                0o600,
+                "{}",
+                path.display()
+            );
+        }
+    }
+    for folder in ["", "segments", "images", "disks", "writers"] {
+        let mode = fs::metadata(store.root().join(folder)).expect("stat").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}
+
+#[test]
+fn a_writer_that_gives_up_or_dies_leaves_nothing() {
+    let (_folder, store) = new_store();
+    let before = files(store.root());
+    let put = |writer: &ImageWriter<'_>| {
+        let mut sink = writer.sink().expect("sink");
+        for page in 0..PAGES {
+            sink.put(PageNumber(page), &content(page, 3)).expect("put");
+        }
+        sink.finish().expect("finish");
+        writer.sync().expect("sync");
+    };
+    let without_counter = || {
+        let mut found = files(store.root());
+        found.retain(|path| !path.ends_with("next-segment"));
+        found
+    };
+    let writer = store.begin(options()).expect("begin");
+    put(&writer);
+    assert!(without_counter().len() > before.len());
+    drop(writer);
+    assert_eq!(without_counter(), before);
+
+    // A writer that is killed drops nothing; its lock goes with it. The lease
+    // is remade here as a process that died leaves it.
+    let writer = store.begin(options()).expect("begin");
+    put(&writer);
+    let lease = files(&store.root().join("writers")).remove(0);
+    let text = fs::read(&lease).expect("read");
+    store.sweep().expect("sweep");
+    assert!(lease.exists(), "a living writer is left alone");
+    let segment = files(&store.root().join("segments")).remove(0);
+    let content = fs::read(&segment).expect("read");
+    drop(writer);
+    fs::write(&lease, text).expect("write");
+    fs::write(&segment, content).expect("write");
+    store.sweep().expect("sweep");
+    assert_eq!(without_counter(), before);
+    assert_eq!(store.ids().expect("ids"), []);
+}
+
+#[test]
+fn a_page_that_was_never_put_is_not_a_zero_page() {
+    let (_folder, store) = new_store();
+    let writer = store.begin(options()).expect("begin");
+    writer.put_holes(PageRange::new(0, 1234));
+    writer.put_holes(PageRange::new(1235, PAGES));
+    assert!(matches!(writer.finish_memory(0), Err(ImageError::Incomplete { page: 1234 })));
+}
+
+#[test]
+fn deleting_one_image_leaves_the_other_whole() {
+    let (_folder, store) = new_store();
+    let (first, second) = (write_image(&store), write_image(&store));
+    assert!(first.segments.iter().all(|number| !second.segments.contains(number)));
+    let reader = store.open_image(&first.id).expect("open");
+    assert!(matches!(store.delete(&first.id), Err(ImageError::InUse { .. })));
+    drop(reader);
+    store.delete(&first.id).expect("delete");
+    assert!(matches!(store.delete(&first.id), Err(ImageError::NotFound { .. })));
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+    let third = write_image(&store);
+    assert!(
+        third.segments.iter().all(|number| *number > *second.segments.last().expect("segments"))
+    );
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_refused() {
+    let (_folder, store) = new_store();
+    let record = write_image(&store);
+    let mut flips = 0;
+    for path in files(store.root()) {
+        if path.ends_with("next-segment") || path.ends_with("store.json") {
+            continue;
+        }
+        let good = fs::read(&path).expect("read");
+        // Headers, directory and trailer whole; the rest in steps.
+        let step = (good.len() / 300).max(1);
+        let edges = (0..good.len().min(170)).chain(good.len().saturating_sub(60)..good.len());
+        for at in (0..good.len()).step_by(step).chain(edges) {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            fs::write(&path, &bad).expect("write");
+            let error = verify(&store, &record.id, |_, _| {})
+                .expect_err(&format!("byte {at} of {}", path.display()));
+            assert!(
+                matches!(error, ImageError::Damaged { .. } | ImageError::TooNew { .. }),
+                "{error}"
+            );
+            flips += 1;
+        }
+        for length in [0, 10, good.len() / 2, good.len() - 1] {
+            fs::write(&path, &good[..length]).expect("write");
+            assert!(
+                verify(&store, &record.id, |_, _| {}).is_err(),
+                "{} cut to {length}",
+                path.display()
+            );
+        }
+        fs::write(&path, &good).expect("write");
+    }
+    assert!(flips > 1000, "{flips}");
+    verify(&store, &record.id, |_, _| {}).expect("whole again");
+}
+
+#[test]
+fn right_frames_in_wrong_places_are_refused() {
+    let (_folder, store) = new_store();
+    let (record, other) = (write_image(&store), write_image(&store));
+    let path = |number: u64| store.root().join(format!("segments/{number:016x}.seg"));
+    let good = fs::read(path(record.segments[0])).expect("read");
+
+    // A whole segment in another's place.
+    fs::copy(path(other.segments[0]), path(record.segments[0])).expect("copy");
+    assert!(verify(&store, &record.id, |_, _| {}).is_err());
+    assert!(read_back(&store, &record.id).is_err());
+
+    // Two frames of the same length, exchanged: each with a right checksum.
+    let word = |at: usize| u32::from_le_bytes(good[at..at + 4].try_into().expect("word")) as usize;
+    let trailer = good.len() - 48;
+    let (directory, count) = (word(trailer), word(trailer + 4));
+    let starts: Vec<usize> =
+        (0..count).map(|n| word(directory + 4 * n)).chain([directory]).collect();
+    let frames: Vec<_> = starts.windows(2).map(|pair| pair[0]..pair[1]).collect();
+    let (a, b) = frames
+        .iter()
+        .enumerate()
+        .find_map(|(n, a)| {
+            frames[n + 1..].iter().find(|b| b.len() == a.len()).map(|b| (a.clone(), b.clone()))
+        })
+        .expect("two raw frames are of one length");
+    let mut swapped = good.clone();
+    swapped[a.clone()].copy_from_slice(&good[b.clone()]);
+    swapped[b].copy_from_slice(&good[a]);
+    fs::write(path(record.segments[0]), &swapped).expect("write");
+    let error = verify(&store, &record.id, |_, _| {}).expect_err("swapped").to_string();
+    assert!(error.contains("page ") && error.contains("wrong place"), "{error}");
+    assert!(read_back(&store, &record.id).is_err());
+
+    // A record under another's name.
+    fs::write(path(record.segments[0]), &good).expect("write");
+    let images = store.root().join("images");
+    fs::copy(images.join(format!("{}.json", other.id)), images.join(format!("{}.json", record.id)))
+        .expect("copy");
+    assert!(store.open_image(&record.id).is_err());
+}

@@ -1,0 +1,112 @@
+//! One system call, made inside another process, that cannot hurt it.
+//!
+//! A userfaultfd acts on the memory of the process that makes it, so it must
+//! be made inside the guest's process. The usual way (stop a thread, point its
+//! registers at a `syscall` instruction, run it, put the registers back) has a
+//! moment in which the tracer's death leaves the thread running with our
+//! registers: the guest crashes. Here the thread puts *itself* back:
+//!
+//! 1. The thread is stopped and its registers, vector state and signal mask
+//!    are read.
+//! 2. Below its stack pointer we write a signal frame that holds all of them,
+//!    and above it, as a return address, the C library's signal restorer
+//!    (`rt_sigreturn`). Nothing of the thread's own is touched: the frame lies
+//!    below the red zone.
+//! 3. One `PTRACE_SETREGSET` points the thread at a `syscall; ret` of its own
+//!    code, with our arguments, and its stack at that frame. Before this step
+//!    nothing has changed; after it the thread needs nobody: it makes the call,
+//!    returns into the restorer, and the kernel puts back every register as it
+//!    does after a signal handler. We may die at any instant.
+//! 4. If we live we watch the call's entry and exit to learn its result, and
+//!    let go.
+//!
+//! A signal that arrives in between runs its handler below our frame, as for
+//! any other code. A system call that the stop interrupted is made again after
+//! the return, as the kernel would have (`ERESTART*`); one with a time limit
+//! returns EINTR instead.
+//!
+//! The two pieces of code are looked for in the process itself (vDSO, C
+//! library, loader, program). With a shadow stack the `ret` would be refused:
+//! such a process is refused before it is touched.
+
+mod frame;
+mod gadget;
+mod trace;
+
+use crate::{KernelError, Pid};
+use gadget::Gadgets;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use trace::{Registers, Traced};
+
+/// What came of an injected call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Injection {
+    /// What the call returned: a negative error number where it failed.
+    pub result: i64,
+    /// How long the process's main thread was stopped.
+    pub stopped: std::time::Duration,
+}
+
+/// Makes one system call in the main thread of `pid`.
+///
+/// # Errors
+/// Where the process cannot be traced, lacks the code that is needed, or has a
+/// shadow stack; it runs on unchanged. What the call itself answers is in
+/// [`Injection::result`].
+pub fn inject_syscall(
+    pid: Pid,
+    number: u64,
+    arguments: [u64; 3],
+) -> Result<Injection, KernelError> {
+    let failed = |operation, cause| KernelError::new(operation, pid.to_string(), cause);
+    let other = |text: &str| io::Error::other(text.to_owned());
+    if has_shadow_stack(pid) {
+        return Err(failed("inject", other("it runs with a shadow stack")));
+    }
+    let gadgets = Gadgets::find(pid).map_err(|cause| failed("inject", cause))?;
+    let memory = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{}/mem", pid.0))
+        .map_err(|cause| failed("open", cause))?;
+
+    let began = std::time::Instant::now();
+    let thread = Traced::stop(pid)?;
+    let before = thread.registers()?;
+    let vector_state = thread.vector_state()?;
+    let mask = thread.signal_mask()?;
+
+    let resumed = frame::resumed_after_restart(&before);
+    let built = frame::build(&resumed, &vector_state, mask, gadgets.restorer)
+        .map_err(|cause| failed("inject", cause))?;
+    memory.write_all_at(&built.bytes, built.address).map_err(|cause| failed("write", cause))?;
+
+    let call = Registers {
+        rip: gadgets.syscall,
+        rsp: built.address,
+        rax: number,
+        orig_rax: u64::MAX,
+        rdi: arguments[0],
+        rsi: arguments[1],
+        rdx: arguments[2],
+        eflags: before.eflags & !DIRECTION_FLAG,
+        ..before
+    };
+    thread.set_registers(&call)?;
+    let result = thread.watch_call(gadgets.syscall + SYSCALL_BYTES)?;
+    drop(thread);
+    Ok(Injection { result, stopped: began.elapsed() })
+}
+
+const DIRECTION_FLAG: u64 = 1 << 10;
+const SYSCALL_BYTES: u64 = 2;
+
+fn has_shadow_stack(pid: Pid) -> bool {
+    std::fs::read_to_string(format!("/proc/{}/status", pid.0)).is_ok_and(|status| {
+        status
+            .lines()
+            .any(|line| line.starts_with("x86_Thread_features:") && line.contains("shstk"))
+    })
+}

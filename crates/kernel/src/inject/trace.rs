@@ -1,0 +1,159 @@
+//! A stopped thread, by ptrace(2). It runs on when this value is dropped, or
+//! when we die.
+
+use crate::{KernelError, Pid};
+use std::io;
+use std::ptr;
+
+pub(super) use libc::user_regs_struct as Registers;
+
+const NT_PRSTATUS: usize = 1;
+const NT_X86_XSTATE: usize = 0x202;
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+/// Room for every state component there is.
+const MOST_VECTOR_BYTES: usize = 64 << 10;
+const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+
+/// The main thread of a process, seized and stopped.
+#[derive(Debug)]
+pub(super) struct Traced {
+    pid: Pid,
+}
+
+impl Traced {
+    pub(super) fn stop(pid: Pid) -> Result<Self, KernelError> {
+        let options = libc::PTRACE_O_TRACESYSGOOD as usize;
+        request(libc::PTRACE_SEIZE, pid, 0, options, "PTRACE_SEIZE")?;
+        let this = Self { pid };
+        request(libc::PTRACE_INTERRUPT, pid, 0, 0, "PTRACE_INTERRUPT")?;
+        loop {
+            match this.wait()? {
+                Stop::Trap => return Ok(this),
+                Stop::Signal(signal) => this.go_on(libc::PTRACE_CONT, signal)?,
+                Stop::SyscallEdge => this.go_on(libc::PTRACE_CONT, 0)?,
+            }
+        }
+    }
+
+    pub(super) fn registers(&self) -> Result<Registers, KernelError> {
+        // SAFETY: the struct is integers only; all zeros is a value of it.
+        let mut registers: Registers = unsafe { std::mem::zeroed() };
+        let bytes = size_of::<Registers>();
+        self.regset(libc::PTRACE_GETREGSET, NT_PRSTATUS, (&raw mut registers).cast(), bytes)?;
+        Ok(registers)
+    }
+
+    pub(super) fn set_registers(&self, registers: &Registers) -> Result<(), KernelError> {
+        let at = ptr::from_ref(registers).cast_mut().cast();
+        self.regset(libc::PTRACE_SETREGSET, NT_PRSTATUS, at, size_of::<Registers>()).map(drop)
+    }
+
+    pub(super) fn vector_state(&self) -> Result<Vec<u8>, KernelError> {
+        let mut bytes = vec![0; MOST_VECTOR_BYTES];
+        let at = bytes.as_mut_ptr().cast();
+        let filled = self.regset(libc::PTRACE_GETREGSET, NT_X86_XSTATE, at, bytes.len())?;
+        bytes.truncate(filled);
+        Ok(bytes)
+    }
+
+    pub(super) fn signal_mask(&self) -> Result<u64, KernelError> {
+        let mut mask = 0u64;
+        let at = &raw mut mask as usize;
+        request(PTRACE_GETSIGMASK, self.pid, size_of::<u64>(), at, "PTRACE_GETSIGMASK")?;
+        Ok(mask)
+    }
+
+    /// Lets the thread run through the system call that ends at `after`, and
+    /// returns its result.
+    pub(super) fn watch_call(&self, after: u64) -> Result<i64, KernelError> {
+        let mut entered = false;
+        let mut signal = 0;
+        loop {
+            self.go_on(libc::PTRACE_SYSCALL, signal)?;
+            signal = 0;
+            match self.wait()? {
+                Stop::Signal(arrived) => signal = arrived,
+                Stop::Trap => {}
+                // A signal handler's own calls stop here too, elsewhere.
+                Stop::SyscallEdge => {
+                    let registers = self.registers()?;
+                    match (registers.rip == after, entered) {
+                        (true, true) => return Ok(registers.rax as i64),
+                        (true, false) => entered = true,
+                        (false, _) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn go_on(&self, how: libc::c_uint, signal: i32) -> Result<(), KernelError> {
+        request(how, self.pid, 0, signal as usize, "PTRACE_CONT")
+    }
+
+    fn wait(&self) -> Result<Stop, KernelError> {
+        let mut status = 0;
+        loop {
+            // SAFETY: status outlives the call.
+            let waited = unsafe { libc::waitpid(self.pid.0, &mut status, libc::__WALL) };
+            if waited == self.pid.0 {
+                break;
+            }
+            let cause = io::Error::last_os_error();
+            if cause.kind() != io::ErrorKind::Interrupted {
+                return Err(KernelError::new("waitpid", self.pid.to_string(), cause));
+            }
+        }
+        if !libc::WIFSTOPPED(status) {
+            let cause = io::Error::other("it ended");
+            return Err(KernelError::new("waitpid", self.pid.to_string(), cause));
+        }
+        Ok(match (libc::WSTOPSIG(status), status >> 16) {
+            (_, event) if event != 0 => Stop::Trap,
+            (SYSCALL_STOP, _) => Stop::SyscallEdge,
+            (signal, _) => Stop::Signal(signal),
+        })
+    }
+
+    /// Reads or writes a register set; returns how many bytes it has.
+    fn regset(
+        &self,
+        which: libc::c_uint,
+        set: usize,
+        at: *mut libc::c_void,
+        bytes: usize,
+    ) -> Result<usize, KernelError> {
+        let mut vector = libc::iovec { iov_base: at, iov_len: bytes };
+        request(which, self.pid, set, &raw mut vector as usize, "PTRACE_REGSET")?;
+        Ok(vector.iov_len)
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // Fails only where the thread is gone.
+        let _ = request(libc::PTRACE_DETACH, self.pid, 0, 0, "PTRACE_DETACH");
+    }
+}
+
+enum Stop {
+    Trap,
+    SyscallEdge,
+    Signal(i32),
+}
+
+fn request(
+    which: libc::c_uint,
+    pid: Pid,
+    address: usize,
+    data: usize,
+    name: &'static str,
+) -> Result<(), KernelError> {
+    // SAFETY: ptrace reads and writes our memory only at `data`, for requests
+    // whose callers above pass a live object of the size that the request
+    // writes; all else happens in the traced thread.
+    let result = unsafe {
+        libc::ptrace(which, pid.0, address as *mut libc::c_void, data as *mut libc::c_void)
+    };
+    if result < 0 { Err(KernelError::last(name, pid.to_string())) } else { Ok(()) }
+}

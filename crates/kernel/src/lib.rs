@@ -1,0 +1,23 @@
+//! The system calls that Dewar makes and the unsafe code they need, behind
+//! safe functions: userfaultfd, `PAGEMAP_SCAN`, injection of a system call
+//! into another process, shared mappings, scheduling classes.
+//!
+//! Nothing here knows what a guest is.
+
+mod error;
+mod inject;
+mod mapping;
+mod pagemap;
+mod process;
+mod remote;
+mod sched;
+mod uffd;
+
+pub use error::KernelError;
+pub use inject::{Injection, inject_syscall};
+pub use mapping::{SharedMapping, data_ranges, free_bytes};
+pub use pagemap::{Pagemap, ScannedRange};
+pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
+pub use remote::{UffdOrigin, userfaultfd_of};
+pub use sched::make_thread_idle;
+pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};

@@ -1,0 +1,103 @@
+//! Handles on other processes, and on the files they hold open.
+
+use crate::KernelError;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+/// A process number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pid(pub i32);
+
+impl std::fmt::Display for Pid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.0)
+    }
+}
+
+/// A process, pinned: it never comes to mean another one that got the same
+/// number (pidfd_open(2)).
+#[derive(Debug)]
+pub struct ProcessHandle {
+    pid: Pid,
+    fd: OwnedFd,
+}
+
+impl ProcessHandle {
+    /// Takes hold of a process.
+    ///
+    /// # Errors
+    /// Where there is none with that number.
+    pub fn open(pid: Pid) -> Result<Self, KernelError> {
+        let failed = |cause| KernelError::new("pidfd_open", pid.to_string(), cause);
+        let number = rustix::process::Pid::from_raw(pid.0)
+            .ok_or_else(|| failed(rustix::io::Errno::INVAL))?;
+        let fd = rustix::process::pidfd_open(number, PidfdFlags::empty()).map_err(failed)?;
+        Ok(Self { pid, fd })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        let mut polled = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(n) if n > 0)
+    }
+
+    /// Sends SIGKILL.
+    ///
+    /// # Errors
+    /// Where it has ended already or is not ours to end.
+    pub fn kill(&self) -> Result<(), KernelError> {
+        rustix::process::pidfd_send_signal(&self.fd, Signal::KILL)
+            .map_err(|cause| KernelError::new("pidfd_send_signal", self.pid.to_string(), cause))
+    }
+
+    /// A copy of the file that the process has open as `number`
+    /// (pidfd_getfd(2)).
+    ///
+    /// # Errors
+    /// Where it has no such file or we may not trace it.
+    pub fn fetch_fd(&self, number: i32) -> Result<OwnedFd, KernelError> {
+        rustix::process::pidfd_getfd(&self.fd, number, PidfdGetfdFlags::empty()).map_err(|cause| {
+            KernelError::new("pidfd_getfd", format!("file {number} of {}", self.pid), cause)
+        })
+    }
+}
+
+impl AsFd for ProcessHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A file that another process has open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteFd {
+    /// Its number in that process.
+    pub number: i32,
+    /// What `/proc/PID/fd/NUMBER` points to.
+    pub target: PathBuf,
+}
+
+/// The files that a process has open.
+///
+/// # Errors
+/// Where it has ended or we may not look.
+pub fn list_fds(pid: Pid) -> Result<Vec<RemoteFd>, KernelError> {
+    let folder = format!("/proc/{}/fd", pid.0);
+    let entries =
+        fs::read_dir(&folder).map_err(|cause| KernelError::new("readdir", &folder, cause))?;
+    Ok(entries
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some(RemoteFd { number, target: fs::read_link(entry.path()).ok()? })
+        })
+        .collect())
+}

@@ -1,0 +1,78 @@
+//! A userfaultfd for another process's memory: made inside that process,
+//! then fetched. A copy stays open there, so what it tracks or serves outlives
+//! us, and whoever comes next finds it by its features in `/proc/PID/fdinfo`.
+
+use crate::inject::inject_syscall;
+use crate::uffd::{FEATURES, NEW_FLAGS, USERFAULTFD_IOC_NEW};
+use crate::{KernelError, Pid, ProcessHandle, Userfaultfd, list_fds};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// How the process may make a userfaultfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UffdOrigin {
+    /// By the system call: it runs with `CAP_SYS_PTRACE`, or the host allows it
+    /// to everybody (`vm.unprivileged_userfaultfd`).
+    Syscall,
+    /// Through `/dev/userfaultfd`, which it has open under this number.
+    Device(i32),
+}
+
+/// The userfaultfd of `process`: the one that an earlier command left there,
+/// or else a new one.
+///
+/// # Errors
+/// EPERM where the process may not make one (then hand it `/dev/userfaultfd`);
+/// else where it cannot be traced.
+pub fn userfaultfd_of(
+    process: &ProcessHandle,
+    origin: UffdOrigin,
+) -> Result<Userfaultfd, KernelError> {
+    if let Some(left) = leftover(process)? {
+        return Ok(left);
+    }
+    let pid = process.pid();
+    let (name, number, arguments) = match origin {
+        UffdOrigin::Syscall => ("userfaultfd", libc::SYS_userfaultfd, [NEW_FLAGS, 0, 0]),
+        UffdOrigin::Device(fd) => {
+            ("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, [fd as u64, USERFAULTFD_IOC_NEW, NEW_FLAGS])
+        }
+    };
+    let result = inject_syscall(pid, number as u64, arguments)?.result;
+    if result < 0 {
+        let cause = io::Error::from_raw_os_error(-result as i32);
+        return Err(KernelError::new(name, pid.to_string(), cause));
+    }
+    Userfaultfd::handshake(process.fetch_fd(result as i32)?, pid)
+}
+
+/// Finds a userfaultfd that Dewar made in the process before. One whose maker
+/// died before the handshake (no features yet) is as good as new.
+fn leftover(process: &ProcessHandle) -> Result<Option<Userfaultfd>, KernelError> {
+    let pid = process.pid();
+    for fd in list_fds(pid)? {
+        if fd.target != Path::new("anon_inode:[userfaultfd]") {
+            continue;
+        }
+        match features(pid, fd.number) {
+            Some(FEATURES) => {
+                return Ok(Some(Userfaultfd::resume(process.fetch_fd(fd.number)?, pid)));
+            }
+            Some(0) => {
+                if let Ok(made) = Userfaultfd::handshake(process.fetch_fd(fd.number)?, pid) {
+                    return Ok(Some(made));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Reads `API: aa:FEATURES:...` of an fdinfo file.
+fn features(pid: Pid, fd: i32) -> Option<u64> {
+    let info = fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", pid.0)).ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("API:"))?;
+    u64::from_str_radix(line.trim().split(':').nth(1)?, 16).ok()
+}

@@ -1,0 +1,66 @@
+//! Injection into a real process: it must notice nothing.
+
+use dewar_kernel::{Pid, inject_syscall};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A shell that computes without end and can be asked for its sums.
+fn victim(program: &str) -> Child {
+    Command::new("perl")
+        .args(["-e", program])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("perl")
+}
+
+#[test]
+fn a_call_is_made_in_the_other_process_hundreds_of_times() {
+    // Floating point in registers, system calls and signals all the while: the
+    // sum is exact only if every register came back every time.
+    let mut child = victim(
+        "$SIG{ALRM}=sub{$n++; Time::HiRes::alarm(0.0007)}; use Time::HiRes; $|=1; \
+         Time::HiRes::alarm(0.0007); my $bad=0; \
+         while(1){ my $s=0.0; for my $i (1..2000){$s+=$i*0.5; getppid() if $i%100==0} \
+         if($s!=1000500){print \"bad $s\\n\"; exit 1} \
+         if(!$told++){print \"go\\n\"} }",
+    );
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().expect("stdout")).read_line(&mut line).expect("read");
+    assert_eq!(line, "go\n");
+    let pid = Pid(child.id() as i32);
+    for _ in 0..300 {
+        let done = inject_syscall(pid, libc::SYS_getpid as u64, [0; 3]).expect("inject");
+        assert_eq!(done.result, i64::from(child.id()));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(child.try_wait().expect("wait").is_none(), "the process survives");
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+}
+
+#[test]
+fn a_blocking_read_is_resumed() {
+    let mut child = victim("$|=1; while(my $l=<STDIN>){print \"got $l\"}");
+    let pid = Pid(child.id() as i32);
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..20 {
+        inject_syscall(pid, libc::SYS_getppid as u64, [0; 3]).expect("inject");
+    }
+    let mut stdin = child.stdin.take().expect("stdin");
+    stdin.write_all(b"hello\n").expect("write");
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().expect("stdout")).read_line(&mut line).expect("read");
+    assert_eq!(line, "got hello\n");
+    drop(stdin);
+    assert!(child.wait().expect("wait").success());
+}
+
+#[test]
+fn a_process_that_is_gone_is_an_error() {
+    let mut child = victim("");
+    let pid = Pid(child.id() as i32);
+    child.wait().expect("wait");
+    assert!(inject_syscall(pid, libc::SYS_getpid as u64, [0; 3]).is_err());
+}

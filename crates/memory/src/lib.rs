@@ -1,0 +1,16 @@
+//! The memory plane: a guest's RAM as Dewar sees it.
+//!
+//! RAM is one or more shared files that the guest's process and Dewar both
+//! map. [`Ram`] reads pages through Dewar's own mapping; [`WriteTracker`]
+//! knows which pages the guest wrote; [`FaultServer`] supplies pages that are
+//! not there yet. Nothing runs inside the guest's process.
+#![forbid(unsafe_code)]
+
+mod ram;
+mod serve;
+mod track;
+
+pub use dewar_kernel::{KernelError, Pid, ProcessHandle, UffdOrigin};
+pub use ram::{Ram, RamRegion};
+pub use serve::{FaultServer, Faults};
+pub use track::{DirtyLease, WriteTracker};

@@ -1,0 +1,144 @@
+use dewar_kernel::{KernelError, SharedMapping, data_ranges};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use std::fs::File;
+use std::ops::Range;
+
+/// One file of guest RAM.
+#[derive(Debug)]
+pub struct RamRegion {
+    /// The name that the hypervisor gives it.
+    pub name: String,
+    /// Its pages, counted over all regions.
+    pub pages: PageRange,
+    /// Where the guest's process has it mapped.
+    pub addresses: Range<u64>,
+    file: File,
+    mapping: SharedMapping,
+}
+
+/// All RAM of a guest: its regions laid end to end, counted in pages.
+#[derive(Debug, Default)]
+pub struct Ram {
+    regions: Vec<RamRegion>,
+}
+
+impl Ram {
+    /// Adds a region behind the others: `bytes` of `file`, which the guest's
+    /// process maps at `address`.
+    ///
+    /// # Errors
+    /// Where the file cannot be mapped.
+    pub fn add(
+        &mut self,
+        name: String,
+        file: File,
+        bytes: u64,
+        address: u64,
+    ) -> Result<(), KernelError> {
+        let mapping = SharedMapping::new(&file, bytes as usize)?;
+        let first = self.pages();
+        let pages = PageRange::new(first, first + bytes / PAGE_BYTES as u64);
+        self.regions.push(RamRegion {
+            name,
+            pages,
+            addresses: address..address + bytes,
+            file,
+            mapping,
+        });
+        Ok(())
+    }
+
+    /// The regions, in order.
+    pub fn regions(&self) -> &[RamRegion] {
+        &self.regions
+    }
+
+    /// How many pages there are in all.
+    pub fn pages(&self) -> u64 {
+        self.regions.last().map_or(0, |region| region.pages.end.0)
+    }
+
+    /// Copies a page as it is at some moment during the call.
+    ///
+    /// # Panics
+    /// Where there is no such page.
+    pub fn copy_page(&self, page: PageNumber, into: &mut [u8]) {
+        let region = self.region_of(page);
+        region.mapping.copy_page(PageNumber(page.0 - region.pages.start.0), into);
+    }
+
+    /// The pages of `range` that may hold something other than zeros.
+    ///
+    /// # Errors
+    /// Where a RAM file cannot be asked.
+    pub fn data_ranges(&self, range: PageRange) -> Result<Vec<PageRange>, KernelError> {
+        let mut found = Vec::new();
+        for region in &self.regions {
+            let part = region.pages.intersect(&range);
+            if part.is_empty() {
+                continue;
+            }
+            let first = region.pages.start.0;
+            let local = PageRange::new(part.start.0 - first, part.end.0 - first);
+            let ranges = data_ranges(&region.file, local)?;
+            found.extend(ranges.into_iter().map(|range| range.shifted(first)));
+        }
+        Ok(found)
+    }
+
+    fn region_of(&self, page: PageNumber) -> &RamRegion {
+        self.regions
+            .iter()
+            .find(|region| region.pages.contains(page))
+            .unwrap_or_else(|| panic!("page {page} of {}", self.pages()))
+    }
+}
+
+/// Where the pages of a guest lie in its process.
+#[derive(Debug, Clone)]
+pub(crate) struct AddressMap {
+    /// Pages, and the address of the first.
+    spans: Vec<(PageRange, u64)>,
+}
+
+impl AddressMap {
+    pub(crate) fn of(ram: &Ram) -> Self {
+        let spans = ram.regions.iter().map(|region| (region.pages, region.addresses.start));
+        Self { spans: spans.collect() }
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.spans.last().map_or(0, |(pages, _)| pages.end.0)
+    }
+
+    /// Whole regions, as addresses.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.spans
+            .iter()
+            .map(|(pages, address)| *address..*address + pages.count() * PAGE_BYTES as u64)
+    }
+
+    /// The parts of `range` by region, as addresses.
+    pub(crate) fn addresses(&self, range: PageRange) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.spans.iter().filter_map(move |(pages, address)| {
+            let part = pages.intersect(&range);
+            let at = |page: PageNumber| address + (page.0 - pages.start.0) * PAGE_BYTES as u64;
+            (!part.is_empty()).then(|| at(part.start)..at(part.end))
+        })
+    }
+
+    /// The page at `address`.
+    pub(crate) fn page_at(&self, address: u64) -> Option<PageNumber> {
+        self.spans.iter().find_map(|(pages, start)| {
+            let offset = address.checked_sub(*start)? / PAGE_BYTES as u64;
+            (offset < pages.count()).then(|| PageNumber(pages.start.0 + offset))
+        })
+    }
+
+    /// The pages of an address range that lies within one region.
+    pub(crate) fn pages_at(&self, addresses: &Range<u64>) -> Option<PageRange> {
+        let start = self.page_at(addresses.start)?;
+        let count = (addresses.end - addresses.start) / PAGE_BYTES as u64;
+        Some(PageRange::new(start.0, start.0 + count))
+    }
+}

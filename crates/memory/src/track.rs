@@ -1,0 +1,200 @@
+//! Which pages a guest wrote.
+//!
+//! **Contract.** After [`WriteTracker::arm`] every write by the guest's
+//! process to a page of its RAM is in the set that some later
+//! [`WriteTracker::take`] returns. The kernel clears the protection, and so
+//! records the write, before the write happens; `take` reads and protects a
+//! page in one step. So whoever copies a page *after* taking a set either
+//! copies what the set spoke of, or the page is in the next set.
+//!
+//! The one exception is I/O that was under way: a page pinned for a read
+//! before `take` may be filled after it, unseen. Drain the guest's I/O between
+//! taking a set and copying its pages (scan, drain, copy).
+//!
+//! Writes through other mappings of the RAM file are not seen.
+//!
+//! A set that was taken is a debt, a [`DirtyLease`]: commit it once its pages
+//! are safe; dropped, it goes back and the next `take` returns it again.
+
+use crate::ram::{AddressMap, Ram};
+use dewar_kernel::{
+    KernelError, Pagemap, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd, userfaultfd_of,
+};
+use dewar_units::{PageRange, PageSet};
+use std::sync::Mutex;
+
+/// Pages looked at and protected together: the kernel's own unit (one page
+/// table). Asking page by page costs a call each; asking for all of RAM makes
+/// KVM drop all its mappings.
+const WINDOW: u64 = 512;
+
+/// Tracks the writes of one guest.
+#[derive(Debug)]
+pub struct WriteTracker {
+    uffd: Userfaultfd,
+    pagemap: Pagemap,
+    map: AddressMap,
+    given_back: Mutex<PageSet>,
+}
+
+impl WriteTracker {
+    /// Prepares tracking of `ram`, mapped by `process`; see
+    /// [`dewar_kernel::userfaultfd_of`] for `origin`. Nothing is tracked yet.
+    ///
+    /// # Errors
+    /// EPERM where the process may not make a userfaultfd.
+    pub fn attach(
+        process: &ProcessHandle,
+        ram: &Ram,
+        origin: UffdOrigin,
+    ) -> Result<Self, KernelError> {
+        let uffd = userfaultfd_of(process, origin)?;
+        let pagemap = Pagemap::open(process.pid())?;
+        let map = AddressMap::of(ram);
+        for range in map.regions() {
+            uffd.register(&range, RegisterMode::WriteProtect)?;
+        }
+        let given_back = Mutex::new(PageSet::new(map.pages()));
+        Ok(Self { uffd, pagemap, map, given_back })
+    }
+
+    /// Begins a new count: from now on every write is recorded, and what was
+    /// recorded before is forgotten.
+    ///
+    /// # Errors
+    /// Where the guest is gone.
+    pub fn arm(&self) -> Result<(), KernelError> {
+        self.map.regions().try_for_each(|range| self.uffd.protect(&range))
+    }
+
+    /// The pages of `range` written since they were last taken; they stay so.
+    ///
+    /// # Errors
+    /// Where the guest is gone, or somebody ended the tracking.
+    pub fn peek(&self, range: PageRange) -> Result<Vec<PageRange>, KernelError> {
+        let mut found = Vec::new();
+        for addresses in self.map.addresses(range) {
+            self.pagemap.written(addresses, |written| found.extend(self.map.pages_at(&written)))?;
+        }
+        Ok(found)
+    }
+
+    /// Takes the set of pages written since the last take, with `threads`
+    /// threads, and begins the next.
+    ///
+    /// # Errors
+    /// Where the guest is gone, or somebody ended the tracking.
+    pub fn take(&self, threads: usize) -> Result<DirtyLease<'_>, KernelError> {
+        let all = PageRange::new(0, self.map.pages());
+        let share = all.count().div_ceil(threads.max(1) as u64).next_multiple_of(WINDOW);
+        let mut lease = DirtyLease { pages: PageSet::new(all.count()), tracker: Some(self) };
+        let parts: Vec<_> = std::thread::scope(|scope| {
+            let (first, rest) = match all.pieces(share).collect::<Vec<_>>().split_first() {
+                Some((first, rest)) => (*first, rest.to_vec()),
+                None => return Vec::new(),
+            };
+            let others: Vec<_> =
+                rest.into_iter().map(|piece| scope.spawn(move || self.take_part(piece))).collect();
+            let mut parts = vec![self.take_part(first)];
+            parts.extend(
+                others.into_iter().map(|part| {
+                    part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                }),
+            );
+            parts
+        });
+        // What one thread took must not be lost because another failed: all
+        // enters the lease first.
+        let mut failure = None;
+        for (ranges, error) in parts {
+            ranges.into_iter().for_each(|range| lease.pages.insert_range(range));
+            failure = failure.or(error);
+        }
+        let mut given_back = self.given_back.lock().unwrap_or_else(|locked| locked.into_inner());
+        lease.pages.union_with(&given_back);
+        given_back.clear();
+        drop(given_back);
+        failure.map_or(Ok(lease), Err)
+    }
+
+    /// Takes what was written in `part`: looks first, then protects only the
+    /// windows that have something.
+    fn take_part(&self, part: PageRange) -> (Vec<PageRange>, Option<KernelError>) {
+        let mut taken = Vec::new();
+        let result = self.peek(part).and_then(|dirty| {
+            for window in windows(&dirty) {
+                for addresses in self.map.addresses(window.intersect(&part)) {
+                    self.pagemap.written_and_protect(addresses, |written| {
+                        taken.extend(self.map.pages_at(&written));
+                    })?;
+                }
+            }
+            Ok(())
+        });
+        (taken, result.err())
+    }
+
+    fn give_back(&self, pages: &PageSet) {
+        let mut given_back = self.given_back.lock().unwrap_or_else(|locked| locked.into_inner());
+        given_back.union_with(pages);
+    }
+}
+
+/// The windows that hold the ranges, neighbours joined.
+fn windows(ranges: &[PageRange]) -> Vec<PageRange> {
+    let mut joined: Vec<PageRange> = Vec::new();
+    for range in ranges {
+        let start = range.start.0 - range.start.0 % WINDOW;
+        let end = range.end.0.next_multiple_of(WINDOW);
+        match joined.last_mut() {
+            Some(last) if last.end.0 >= start => last.end.0 = last.end.0.max(end),
+            _ => joined.push(PageRange::new(start, end)),
+        }
+    }
+    joined
+}
+
+/// A taken dirty set: its pages are not recorded anywhere else any more.
+#[derive(Debug)]
+#[must_use = "a dirty set is a debt: commit it or let it go back"]
+pub struct DirtyLease<'t> {
+    pages: PageSet,
+    tracker: Option<&'t WriteTracker>,
+}
+
+impl DirtyLease<'_> {
+    /// The pages.
+    pub fn pages(&self) -> &PageSet {
+        &self.pages
+    }
+
+    /// Says that the pages are safe.
+    pub fn commit(mut self) {
+        self.tracker = None;
+    }
+
+    /// Makes one debt of two.
+    pub fn absorb(&mut self, other: Self) {
+        self.pages.union_with(&other.pages);
+        other.commit();
+    }
+}
+
+impl Drop for DirtyLease<'_> {
+    fn drop(&mut self) {
+        if let Some(tracker) = self.tracker {
+            tracker.give_back(&self.pages);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_join_neighbours_and_cover_all() {
+        let dirty = [PageRange::new(1, 2), PageRange::new(500, 520), PageRange::new(5000, 5001)];
+        assert_eq!(windows(&dirty), [PageRange::new(0, 1024), PageRange::new(4608, 5120)]);
+    }
+}
