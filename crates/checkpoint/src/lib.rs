@@ -1,1 +1,19 @@
+//! Live checkpoint and restore.
+//!
+//! [`checkpoint`] captures a guest while it runs, in the five stages that its
+//! module describes; [`restore`] holds the two ways back: all pages first
+//! ([`restore::fill_files`]), or the guest first ([`restore::PageServer`]).
+#![forbid(unsafe_code)]
 
+mod buffer;
+mod bulk;
+mod capture;
+mod epochs;
+mod error;
+mod observe;
+pub mod restore;
+mod work;
+
+pub use capture::{CheckpointOptions, checkpoint};
+pub use error::CheckpointError;
+pub use observe::{Observer, Step};

@@ -1,1 +1,51 @@
-fn main() {}
+//! `dewar`: keeps running machines warm.
+//!
+//! One file a verb under `verbs`; each turns its flags into calls of the
+//! crates below and renders what comes back.
+#![forbid(unsafe_code)]
+
+mod args;
+mod context;
+mod failure;
+mod guardian;
+mod output;
+mod progress;
+mod server;
+mod verbs;
+
+use args::{Cli, Verb};
+use clap::Parser;
+use context::Context;
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.json;
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(json),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let context = Context::new(&cli.root, cli.json);
+    match cli.verb {
+        Verb::Run(args) => verbs::run::run(&context, args),
+        Verb::Adopt(args) => verbs::adopt::run(&context, args),
+        Verb::Ps => verbs::ps::run(&context),
+        Verb::Inspect(args) => verbs::inspect::run(&context, args),
+        Verb::Stop(args) => verbs::stop::run(&context, args),
+        Verb::Rm(args) => verbs::rm::run(&context, args),
+        Verb::Checkpoint(args) => verbs::checkpoint::run(&context, args),
+        Verb::Ls(args) => verbs::ls::run(&context, args),
+        Verb::Restore(args) => verbs::restore::run(&context, args),
+        Verb::Verify(args) => verbs::verify::run(&context, args),
+        Verb::Delete(args) => verbs::delete::run(&context, args),
+        Verb::Doctor => verbs::doctor::run(&context),
+        Verb::Completions(args) => verbs::manual::completions(args),
+        Verb::Man(args) => verbs::manual::man(args),
+        Verb::Guardian(args) => guardian::watch(&context, args),
+        Verb::Serve(args) => server::serve(&context, args),
+    }
+}

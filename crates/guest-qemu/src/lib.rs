@@ -1,1 +1,60 @@
+//! Stock QEMU as a guest: its command lines, its control protocol, its disks
+//! and device state, and what Dewar remembers of it between commands.
+//!
+//! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
+//! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
+//! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
+//! - [`put_back`]: undoing whatever a command that died left under way.
+//! - [`registry`]: the folders in which all this is remembered.
+#![forbid(unsafe_code)]
 
+pub mod cmdline;
+mod discover;
+mod disks;
+mod guest;
+mod journal;
+pub mod launch;
+mod qmp;
+mod recover;
+pub mod registry;
+pub mod revive;
+mod state;
+
+pub use discover::{Discovered, Disk, discover, map_ram_files};
+pub use disks::DiskError;
+pub use guest::QemuGuest;
+pub use journal::{Current, Journal, JournaledDisk};
+pub use qmp::{Qmp, QmpError};
+pub use recover::{RecoverError, put_back, put_back_offline};
+pub use state::StateError;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Receives a descriptor that [`send_fd`] sent.
+///
+/// # Errors
+/// Where the other end is gone or sent none.
+pub fn receive_fd(socket: impl AsFd) -> std::io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    ancillary
+        .drain()
+        .find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })
+        .ok_or_else(|| std::io::Error::other("no descriptor came"))
+}
+
+/// Sends a descriptor over a unix socket, with one byte.
+///
+/// # Errors
+/// Where the other end is gone.
+pub fn send_fd(socket: impl AsFd, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
+    qmp::send_with_fd(socket.as_fd(), b".", Some(fd)).map(drop)
+}

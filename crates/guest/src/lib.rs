@@ -1,1 +1,186 @@
+//! What every guest offers, whatever runs it: its memory, a pause, its device
+//! state, its disks.
+//!
+//! A capability such as live checkpointing drives a [`Guest`] through one
+//! fixed order of calls (see [`Guest`]) and knows nothing of hypervisors.
+#![forbid(unsafe_code)]
 
+use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A running guest whose state can be captured.
+///
+/// The order of a capture is: [`prepare`], ([`drain`] at will), [`flush`],
+/// [`stop`], [`save_state`], [`resume`], [`copy_disks`], [`finish`]. After a
+/// failure anywhere, and whenever the caller gives up, [`put_back`] makes the
+/// guest run as it was configured; it may be called at any point and twice.
+///
+/// [`prepare`]: Guest::prepare
+/// [`drain`]: Guest::drain
+/// [`flush`]: Guest::flush
+/// [`stop`]: Guest::stop
+/// [`save_state`]: Guest::save_state
+/// [`resume`]: Guest::resume
+/// [`copy_disks`]: Guest::copy_disks
+/// [`finish`]: Guest::finish
+/// [`put_back`]: Guest::put_back
+pub trait Guest {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// Its process.
+    fn process(&self) -> &ProcessHandle;
+
+    /// Its RAM.
+    fn ram(&self) -> Arc<Ram>;
+
+    /// How its process may make a userfaultfd.
+    ///
+    /// # Errors
+    /// Where it cannot be given the right to.
+    fn uffd_origin(&mut self) -> Result<UffdOrigin, GuestError>;
+
+    /// Makes ready whatever can be made ready before the pause.
+    ///
+    /// # Errors
+    /// Where the guest cannot be captured.
+    fn prepare(&mut self) -> Result<(), GuestError>;
+
+    /// Waits until the I/O that the guest has in flight now has landed in its
+    /// memory.
+    ///
+    /// # Errors
+    /// Where the guest does not answer.
+    fn drain(&mut self) -> Result<(), GuestError>;
+
+    /// Writes back what the host caches of the guest's disks, so that the
+    /// pause need not.
+    ///
+    /// # Errors
+    /// Where a disk cannot be written.
+    fn flush(&mut self) -> Result<(), GuestError>;
+
+    /// Stops the guest. From here on its memory does not change.
+    ///
+    /// # Errors
+    /// Where it does not stop.
+    fn stop(&mut self) -> Result<(), GuestError>;
+
+    /// Freezes the disks as they are and returns the device state; the guest
+    /// is stopped.
+    ///
+    /// # Errors
+    /// Where the state cannot be saved.
+    fn save_state(&mut self) -> Result<Vec<u8>, GuestError>;
+
+    /// Lets the guest run again, if it ran before.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    fn resume(&mut self) -> Result<(), GuestError>;
+
+    /// Copies each disk, as it was frozen, to the file that `place` names for
+    /// it, while the guest runs. `progress` is told (done, of) bytes.
+    ///
+    /// # Errors
+    /// Where a disk cannot be read or the copy cannot be written.
+    fn copy_disks(
+        &mut self,
+        place: &mut dyn FnMut(usize, &DiskInfo) -> Result<PathBuf, GuestError>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Vec<DiskCopy>, GuestError>;
+
+    /// Makes the guest's own disk files current again and ends the capture.
+    ///
+    /// # Errors
+    /// Where a disk cannot be made current; the guest runs on.
+    fn finish(&mut self) -> Result<(), GuestError>;
+
+    /// Puts the guest back as it was before [`Guest::prepare`].
+    ///
+    /// # Errors
+    /// Where it needs attention.
+    fn put_back(&mut self) -> Result<(), GuestError>;
+
+    /// Whether it runs, as far as can be told; for error messages.
+    fn health(&mut self) -> Health;
+}
+
+/// A disk that the guest can write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskInfo {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// The size that the guest sees, in bytes.
+    pub virtual_bytes: u64,
+}
+
+/// A finished copy of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskCopy {
+    /// Which disk.
+    pub disk: DiskInfo,
+    /// Where the copy is.
+    pub path: PathBuf,
+    /// The format that it has.
+    pub format: String,
+}
+
+/// How a guest is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// It runs.
+    Running,
+    /// It is stopped, as it was found.
+    Paused,
+    /// Its process has ended.
+    Gone,
+    /// It does not answer, or is not as it was found.
+    Unknown(String),
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Running => write!(f, "the guest is running"),
+            Self::Paused => write!(f, "the guest is paused, as it was before"),
+            Self::Gone => write!(f, "the guest's process has ended"),
+            Self::Unknown(why) => write!(f, "the guest needs attention: {why}"),
+        }
+    }
+}
+
+/// Something that a guest could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// This guest, or this host, lacks what is needed; nothing was touched.
+    #[error("{guest} cannot be handled: {}", reasons.join("; "))]
+    Unsupported {
+        /// Which guest.
+        guest: String,
+        /// Each thing that is missing.
+        reasons: Vec<String>,
+    },
+    /// The guest's process ended.
+    #[error("the process of {guest} ended while {operation}")]
+    Ended {
+        /// Which guest.
+        guest: String,
+        /// What was being done.
+        operation: String,
+    },
+    /// An operation failed.
+    #[error("{operation} of {guest} failed: {cause}")]
+    Failed {
+        /// What was being done.
+        operation: String,
+        /// To which guest.
+        guest: String,
+        /// Why.
+        cause: String,
+    },
+    /// A system call failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}

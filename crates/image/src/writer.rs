@@ -138,15 +138,15 @@ impl<'s> ImageWriter<'s> {
         Ok(Blob { bytes: bytes.len() as u64, entries, blake3 })
     }
 
-    /// Reserves the name of a disk copy; whoever writes it makes it in the
+    /// Reserves the path of a disk copy, for whoever writes it to make it in the
     /// store's `disks` folder.
     ///
     /// # Errors
     /// Where the store cannot be written.
-    pub fn reserve_disk(&self, number: usize, format: &str) -> Result<String, ImageError> {
+    pub fn reserve_disk(&self, number: usize, format: &str) -> Result<PathBuf, ImageError> {
         let file = format!("{}-{number}.{format}", self.id);
         self.lock().note(&[format!("disks/{file}")])?;
-        Ok(file)
+        Ok(self.store.disk_path(&file))
     }
 
     /// Builds the page table. All sinks must be finished.

@@ -4,6 +4,7 @@
 //!
 //! Nothing here knows what a guest is.
 
+mod detach;
 mod error;
 mod inject;
 mod mapping;
@@ -13,6 +14,7 @@ mod remote;
 mod sched;
 mod uffd;
 
+pub use detach::detach;
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{SharedMapping, data_ranges, free_bytes};

@@ -11,7 +11,7 @@ use crate::ram::{AddressMap, Ram};
 use dewar_kernel::{
     KernelError, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd, userfaultfd_of,
 };
-use dewar_units::{PageNumber, PageRange};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::os::fd::AsFd;
 
 /// What [`FaultServer::wait`] saw.
@@ -66,18 +66,19 @@ impl<'p> FaultServer<'p> {
         }))
     }
 
-    /// Puts pages in place from `first` on, within one region; those that are
-    /// there already stay.
+    /// Puts pages in place from `first` on; those that are there already stay.
     ///
     /// # Errors
     /// ESRCH where the guest ended, ENOMEM where there is no room.
-    ///
-    /// # Panics
-    /// Where there is no such page.
-    pub fn fill(&self, first: PageNumber, pages: &[u8]) -> Result<u64, KernelError> {
-        let range = PageRange::new(first.0, first.0 + 1);
-        let address = self.map.addresses(range).next().expect("a page of this guest");
-        self.uffd.fill(address.start, pages)
+    pub fn fill(&self, first: PageNumber, pages: &[u8]) -> Result<(), KernelError> {
+        let count = (pages.len() / PAGE_BYTES) as u64;
+        let mut left = pages;
+        for addresses in self.map.addresses(PageRange::new(first.0, first.0 + count)) {
+            let (part, rest) = left.split_at((addresses.end - addresses.start) as usize);
+            self.uffd.fill(addresses.start, part)?;
+            left = rest;
+        }
+        Ok(())
     }
 
     /// Puts one zero page in place.

@@ -1,0 +1,225 @@
+//! Live checkpoint: capture apart from encoding.
+//!
+//! ```text
+//!  running  1. arm      every write is recorded from now on; I/O is drained
+//!           2. bulk     idle workers encode every page that stands still
+//!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
+//!                       again, each shorter than the last
+//!  stopped  4. stop     take the last set and copy it, while disks are frozen
+//!                       and the device state is saved; look once more
+//!  running  5. behind   encode the buffer, copy the disks, commit
+//! ```
+//!
+//! A page enters the image as it was at the stop: its last copy was made after
+//! its last recorded write (see [`dewar_memory::WriteTracker`]), or in the
+//! pause. A page that none of the stages captured fails the checkpoint
+//! ([`dewar_image::ImageError::Incomplete`]); it never becomes a zero page.
+//!
+//! Saving the device state might write to RAM, so the last look comes after
+//! it; the first one in the pause, beside it, leaves little for the second.
+//!
+//! Whatever fails, the guest is put back, the image does not exist, and the
+//! dirty sets go back to the tracker.
+
+use crate::CheckpointError;
+use crate::bulk::{bulk, write_behind};
+use crate::epochs::{self, Captures};
+use crate::observe::{Observer, Step};
+use crate::work::cores;
+use dewar_codec::Codec;
+use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError};
+use dewar_image::{
+    DiskRecord, FileDigest, FileStore, ImageId, ImageOptions, ImageWriter, MemoryRecord, Record,
+    RegionRecord, Summary,
+};
+use dewar_memory::{Ram, WriteTracker};
+use dewar_units::PageSet;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How to take a checkpoint.
+#[derive(Debug, Clone)]
+pub struct CheckpointOptions {
+    /// The longest that the guest should stand still.
+    pub max_pause: Duration,
+    /// Most bytes of captured pages that wait in memory.
+    pub buffer_bytes: u64,
+    /// For pages that are worth compressing.
+    pub codec: Codec,
+    /// The codec's level.
+    pub level: i32,
+    /// A name for the image.
+    pub tag: Option<String>,
+    /// How to start the guest again; kept for whoever restores it.
+    pub machine: serde_json::Value,
+}
+
+/// Takes a checkpoint of a running guest into `store`.
+///
+/// # Errors
+/// Where anything fails; the guest was put back as it was (ask its
+/// [`Guest::health`]) and the image does not exist.
+pub fn checkpoint(
+    guest: &mut dyn Guest,
+    store: &FileStore,
+    options: CheckpointOptions,
+    observer: &dyn Observer,
+) -> Result<Record, CheckpointError> {
+    let result = capture(guest, store, options, observer);
+    if result.is_err() {
+        // A failure to put it back shows in the guest's health.
+        let _ = guest.put_back();
+    }
+    result
+}
+
+fn capture(
+    guest: &mut dyn Guest,
+    store: &FileStore,
+    options: CheckpointOptions,
+    observer: &dyn Observer,
+) -> Result<Record, CheckpointError> {
+    let began = Instant::now();
+    let ram = guest.ram();
+    // An unwritable store is found before the guest is touched.
+    let writer = store.begin(ImageOptions {
+        pages: ram.pages(),
+        codec: options.codec,
+        level: options.level,
+    })?;
+    observer.step(Step::Begun);
+    guest.prepare()?;
+    observer.step(Step::Prepared);
+    let origin = guest.uffd_origin()?;
+    let tracker = WriteTracker::attach(guest.process(), &ram, origin)?;
+    tracker.arm()?;
+    guest.drain()?;
+    observer.step(Step::Armed);
+
+    let found = bulk(&ram, &tracker, &writer, observer)?;
+    observer.step(Step::BulkDone);
+    let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began);
+    epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
+
+    let (device_state, pause) =
+        stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer)?;
+
+    let copies = std::thread::scope(|scope| {
+        let behind = scope.spawn(|| write_behind(&captures.buffer, &writer, observer));
+        let copies = copy_disks(guest, &writer, observer);
+        let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        behind.and(copies)
+    })?;
+    observer.step(Step::WrittenBehind);
+
+    let mut holes = found.holes;
+    holes.subtract(captures.buffer.held());
+    let (root, counts) = writer.finish_memory(holes.count())?;
+    let device_state = writer.put_blob(&device_state)?;
+    let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
+    writer.sync()?;
+    let disks = copies.into_iter().map(disk_record).collect::<Result<Vec<_>, _>>()?;
+    observer.step(Step::Synced);
+
+    let regions = ram
+        .regions()
+        .iter()
+        .map(|region| RegionRecord { name: region.name.clone(), pages: region.pages.count() });
+    let summary = Summary {
+        stored_bytes: writer.stored_bytes()
+            + disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
+        pause_ms: pause.as_secs_f64() * 1e3,
+        total_ms: began.elapsed().as_secs_f64() * 1e3,
+        epochs: captures.epochs.clone(),
+    };
+    let record = Record {
+        id: ImageId(String::new()),
+        store: String::new(),
+        guest: guest.name().to_owned(),
+        tag: options.tag,
+        created_ms: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64),
+        memory: MemoryRecord { pages: ram.pages(), root, regions: regions.collect(), counts },
+        hot_pages,
+        device_state,
+        disks: Vec::new(),
+        machine: options.machine,
+        segments: Vec::new(),
+        summary,
+    };
+    let record = writer.commit(record, disks)?;
+    observer.step(Step::Committed);
+    if let Some(debt) = captures.debt {
+        debt.commit();
+    }
+    Ok(record)
+}
+
+/// Stops the guest, captures what is left, and lets it run. Returns the device
+/// state and how long the guest stood still.
+fn stop_and_capture<'t>(
+    guest: &mut dyn Guest,
+    ram: &Ram,
+    tracker: &'t WriteTracker,
+    captures: &mut Captures<'t>,
+    writer: &ImageWriter<'_>,
+    observer: &dyn Observer,
+) -> Result<(Vec<u8>, Duration), CheckpointError> {
+    let began = Instant::now();
+    guest.stop()?;
+    observer.step(Step::Stopped);
+    // The device state keeps one core busy; the others read memory meanwhile.
+    let beside = cores().saturating_sub(1).max(1);
+    let device_state = std::thread::scope(|scope| {
+        let copying = scope.spawn(|| -> Result<(), CheckpointError> {
+            captures.capture_stopped(tracker.take(beside)?, ram, writer)
+        });
+        let state = guest.save_state();
+        copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        state.map_err(CheckpointError::from)
+    })?;
+    observer.step(Step::StateSaved);
+    captures.capture_stopped(tracker.take(cores())?, ram, writer)?;
+    observer.step(Step::Captured);
+    guest.resume()?;
+    let pause = began.elapsed();
+    observer.step(Step::Resumed);
+    Ok((device_state, pause))
+}
+
+fn copy_disks(
+    guest: &mut dyn Guest,
+    writer: &ImageWriter<'_>,
+    observer: &dyn Observer,
+) -> Result<Vec<DiskCopy>, CheckpointError> {
+    let name = guest.name().to_owned();
+    let mut place = |number: usize, _: &DiskInfo| {
+        writer.reserve_disk(number, "qcow2").map_err(|error| GuestError::Failed {
+            operation: "copying a disk".to_owned(),
+            guest: name.clone(),
+            cause: error.to_string(),
+        })
+    };
+    let copies = guest.copy_disks(&mut place, &mut |_, _| {})?;
+    observer.step(Step::DisksCopied);
+    guest.finish()?;
+    observer.step(Step::Settled);
+    Ok(copies)
+}
+
+fn disk_record(copy: DiskCopy) -> Result<DiskRecord, CheckpointError> {
+    let digest = FileDigest::of(&copy.path)?;
+    let file = copy.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(DiskRecord {
+        name: copy.disk.name,
+        file,
+        format: copy.format,
+        virtual_bytes: copy.disk.virtual_bytes,
+        digest,
+    })
+}
+
+/// Page numbers as little-endian 64-bit words.
+fn hot_list(pages: &PageSet) -> Vec<u8> {
+    pages.iter().flat_map(|page| page.0.to_le_bytes()).collect()
+}

@@ -1,0 +1,146 @@
+//! Capturing dirty pages while the guest runs, until what is left fits the
+//! pause.
+
+use crate::CheckpointError;
+use crate::buffer::CaptureBuffer;
+use crate::observe::{Observer, Step};
+use crate::work::cores;
+use dewar_guest::Guest;
+use dewar_image::{EpochRecord, ImageWriter, PageSink};
+use dewar_memory::{DirtyLease, Ram, WriteTracker};
+use dewar_units::{PAGE_BYTES, PageSet};
+use std::time::{Duration, Instant};
+
+/// What a pause costs before the first page is copied: stop, disk transaction,
+/// device state, go on.
+const FIXED_PAUSE: Duration = Duration::from_millis(14);
+/// Share of the buffer that epochs may fill; the rest is for the pause.
+const EPOCH_SHARE: f64 = 0.75;
+/// Epochs after which a guest that writes too fast is stopped anyway.
+const MOST_EPOCHS: usize = 40;
+/// Epochs without a smaller dirty set after which waiting helps no more.
+const STUBBORN_EPOCHS: usize = 4;
+
+/// What a capture has so far.
+pub(crate) struct Captures<'t> {
+    /// Every dirty set taken: a debt until the image exists.
+    pub debt: Option<DirtyLease<'t>>,
+    /// Copies of its pages.
+    pub buffer: CaptureBuffer,
+    /// Each epoch.
+    pub epochs: Vec<EpochRecord>,
+    /// The pages of the last epoch and of the pause.
+    pub hot: PageSet,
+    /// Whether what was left after the last epoch should fit the pause.
+    pub fits: bool,
+    began: Instant,
+}
+
+impl<'t> Captures<'t> {
+    pub(crate) fn new(pages: u64, buffer_bytes: u64, began: Instant) -> Self {
+        let limit = (buffer_bytes / PAGE_BYTES as u64).min(u64::from(u32::MAX - 1)) as usize;
+        Self {
+            debt: None,
+            buffer: CaptureBuffer::new(pages, limit),
+            epochs: Vec::new(),
+            hot: PageSet::new(pages),
+            fits: false,
+            began,
+        }
+    }
+
+    /// Copies the pages of a set that was taken; those that the buffer has no
+    /// room for go straight to the image.
+    fn capture(
+        &mut self,
+        lease: DirtyLease<'t>,
+        ram: &Ram,
+        overflow: &mut PageSink<'_, '_>,
+        fill: f64,
+    ) -> Result<(), CheckpointError> {
+        let left_over = self.buffer.capture(ram, lease.pages(), fill, cores());
+        let mut bytes = vec![0; PAGE_BYTES];
+        for page in left_over {
+            ram.copy_page(page, &mut bytes);
+            overflow.put(page, &bytes)?;
+        }
+        match &mut self.debt {
+            Some(debt) => debt.absorb(lease),
+            none => *none = Some(lease),
+        }
+        Ok(())
+    }
+
+    /// Captures a set that was taken while the guest stands still.
+    pub(crate) fn capture_stopped(
+        &mut self,
+        lease: DirtyLease<'t>,
+        ram: &Ram,
+        writer: &ImageWriter<'_>,
+    ) -> Result<(), CheckpointError> {
+        self.hot.union_with(lease.pages());
+        let mut overflow = writer.sink()?;
+        self.capture(lease, ram, &mut overflow, 1.0)?;
+        overflow.finish()?;
+        Ok(())
+    }
+}
+
+/// Runs epochs: take the dirty set, drain I/O, copy; each is shorter than the
+/// last, as there is less to copy. Ends when the next dirty set would fit into
+/// `max_pause`, or when it does not get smaller.
+pub(crate) fn run<'t>(
+    captures: &mut Captures<'t>,
+    guest: &mut dyn Guest,
+    tracker: &'t WriteTracker,
+    writer: &ImageWriter<'_>,
+    max_pause: Duration,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    let ram = guest.ram();
+    let mut overflow = writer.sink()?;
+    let mut smallest = u64::MAX;
+    let mut stubborn = 0;
+    let mut flushed = false;
+    let mut last_take = captures.began;
+    while captures.epochs.len() < MOST_EPOCHS {
+        let began = Instant::now();
+        let lease = tracker.take(cores())?;
+        let scan = began.elapsed();
+        let count = lease.pages().count();
+        captures.hot.clone_from(lease.pages());
+        guest.drain()?;
+        let copying = Instant::now();
+        captures.capture(lease, &ram, &mut overflow, EPOCH_SHARE)?;
+        overflow.flush()?;
+        let copy = copying.elapsed();
+
+        let at_ms = (began - captures.began).as_secs_f64() * 1e3;
+        captures.epochs.push(EpochRecord { at_ms, dirty_pages: count });
+        observer.step(Step::Epoch { number: captures.epochs.len(), dirty_pages: count });
+
+        // As fast as the guest wrote since the last take, it writes during
+        // this epoch: that is what the pause would have to copy.
+        let rate = count as f64 / (began - last_take).as_secs_f64().max(1e-4);
+        let next = (rate * began.elapsed().as_secs_f64()).min(count as f64);
+        let per_page = copy.as_secs_f64() / count.max(1000) as f64;
+        let pause = FIXED_PAUSE + scan + Duration::from_secs_f64(per_page * next);
+        last_take = began;
+        captures.fits = pause <= max_pause;
+        stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };
+        smallest = smallest.min(count);
+        if captures.fits || stubborn >= STUBBORN_EPOCHS {
+            if flushed {
+                break;
+            }
+            // The pause must neither wait for the disk nor for fresh memory.
+            guest.flush()?;
+            captures.buffer.reserve(2 * count as usize + 4096);
+            observer.step(Step::Flushed);
+            flushed = true;
+            stubborn = 0;
+        }
+    }
+    overflow.finish()?;
+    Ok(())
+}

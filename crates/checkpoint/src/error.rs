@@ -1,0 +1,20 @@
+use dewar_guest::GuestError;
+use dewar_image::ImageError;
+use dewar_memory::KernelError;
+
+/// Why a checkpoint or a restore did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The guest.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// The image or its store.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// Tracking, reading or filling memory.
+    #[error("memory: {0}")]
+    Memory(#[from] KernelError),
+    /// A RAM file.
+    #[error("cannot write the guest's RAM file: {0}")]
+    RamFile(#[source] std::io::Error),
+}

@@ -1,0 +1,246 @@
+//! Lazy restore: the guest runs at once, its pages arrive when it touches them
+//! and, in the background, hottest first.
+//!
+//! One thread answers touches: with the whole frame that holds the page, since
+//! it was expanded anyway. Idle workers fill the rest. A page may be sent
+//! twice by two threads; the kernel keeps the first. When every page that is
+//! not zeros has arrived the registration ends, and what was never touched
+//! stays a hole.
+//!
+//! A page that cannot be read back is **never** replaced: the guest goes on
+//! waiting for it, the server tells why and tries again.
+
+use super::frames::{address, by_frame};
+use super::hot_pages;
+use crate::CheckpointError;
+use crate::work::{Pieces, cores, run_idle};
+use dewar_image::{Entry, FrameCache, ImageReader};
+use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
+use dewar_units::{PageNumber, PageRange, PageSet};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How often the server looks whether it is done.
+const TICK_MS: u32 = 50;
+/// How far around a touched page its frame's other pages are looked for.
+const AROUND: u64 = 256;
+/// Pages that a background worker takes at a time.
+const PIECE: u64 = 1024;
+/// Pause before a page that could not be read is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How far a lazy restore is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeProgress {
+    /// Pages that have arrived.
+    pub arrived: u64,
+    /// Pages that must arrive.
+    pub of: u64,
+    /// Why some cannot, if so.
+    pub problem: Option<String>,
+}
+
+/// How a lazy restore ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServeEnd {
+    /// Every page has arrived.
+    Complete,
+    /// The guest's process ended before.
+    GuestEnded,
+}
+
+/// Serves an image's pages to one guest.
+pub struct PageServer<'a> {
+    image: &'a ImageReader,
+    entries: Vec<Entry>,
+    faults: FaultServer<'a>,
+    missing: Mutex<PageSet>,
+    of: u64,
+    problem: Mutex<Option<String>>,
+    guest_ended: AtomicBool,
+}
+
+impl<'a> PageServer<'a> {
+    /// Takes charge of a guest's missing pages. From here on they wait for
+    /// [`PageServer::run`].
+    ///
+    /// # Errors
+    /// Where the page table is damaged or the guest cannot be served.
+    pub fn attach(
+        image: &'a ImageReader,
+        process: &'a ProcessHandle,
+        ram: &Ram,
+        origin: UffdOrigin,
+    ) -> Result<Self, CheckpointError> {
+        let entries = image.entries()?;
+        let faults = FaultServer::attach(process, ram, origin)?;
+        let mut missing = PageSet::new(entries.len() as u64);
+        for (page, entry) in entries.iter().enumerate() {
+            if *entry != Entry::ZERO {
+                missing.insert(PageNumber(page as u64));
+            }
+        }
+        let of = missing.count();
+        Ok(Self {
+            image,
+            entries,
+            faults,
+            missing: Mutex::new(missing),
+            of,
+            problem: Mutex::new(None),
+            guest_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Serves until all is there or the guest ends. `told` hears how far it is
+    /// from time to time.
+    ///
+    /// # Errors
+    /// Where the kernel fails us; the guest then waits for the next server.
+    pub fn run(self, told: impl Fn(&ServeProgress) + Sync) -> Result<ServeEnd, CheckpointError> {
+        let served = std::thread::scope(|scope| {
+            let background = scope.spawn(|| self.fill_background());
+            let served = self.answer_touches(&told);
+            if served.is_err() {
+                self.guest_ended.store(true, Ordering::Relaxed);
+            }
+            background.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            served
+        })?;
+        if served == ServeEnd::Complete {
+            self.faults.finish()?;
+        }
+        Ok(served)
+    }
+
+    fn answer_touches(&self, told: &impl Fn(&ServeProgress)) -> Result<ServeEnd, CheckpointError> {
+        let mut cache = FrameCache::new()?;
+        // Touches that could not be answered yet.
+        let mut waiting = BTreeSet::new();
+        loop {
+            match self.faults.wait(TICK_MS)? {
+                Faults::GuestEnded => {
+                    self.guest_ended.store(true, Ordering::Relaxed);
+                    return Ok(ServeEnd::GuestEnded);
+                }
+                Faults::Pages(pages) => {
+                    let quiet = pages.is_empty();
+                    waiting.extend(pages);
+                    waiting.retain(|page| match self.answer(*page, &mut cache) {
+                        Ok(()) => false,
+                        Err(error) => {
+                            self.note(error);
+                            true
+                        }
+                    });
+                    if self.lock().is_empty() {
+                        told(&self.progress());
+                        return Ok(ServeEnd::Complete);
+                    }
+                    if quiet {
+                        told(&self.progress());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts a touched page in place, with its frame's pages around it.
+    fn answer(&self, page: PageNumber, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+        let Some(at) = address(&self.entries, page)? else {
+            return Ok(self.faults.zero(page)?);
+        };
+        let start = page.0.saturating_sub(AROUND);
+        let around = PageRange::new(start, (page.0 + AROUND).min(self.entries.len() as u64));
+        let same_frame = |page: &PageNumber| matches!(address(&self.entries, *page), Ok(Some(it)) if (it.segment, it.frame) == (at.segment, at.frame));
+        let pages: Vec<PageNumber> = around.pages().filter(same_frame).collect();
+        self.fill(pages.into_iter(), cache)
+    }
+
+    fn fill_background(&self) {
+        let hot = hot_pages(self.image).unwrap_or_default();
+        let hottest = Pieces::new(PageRange::new(0, hot.len() as u64), PIECE);
+        let rest = PageRange::new(0, self.entries.len() as u64);
+        let mut first = true;
+        while !self.stopped() && !self.lock().is_empty() {
+            if !first {
+                std::thread::sleep(RETRY);
+            }
+            first = false;
+            let pieces = Pieces::new(rest, PIECE);
+            let result = run_idle(cores(), || -> Result<(), CheckpointError> {
+                let mut cache = FrameCache::new()?;
+                while let Some(piece) = hottest.take().filter(|_| !self.stopped()) {
+                    let pages = &hot[piece.start.index()..piece.end.index()];
+                    self.fill_missing(pages.iter().copied(), &mut cache);
+                }
+                while let Some(piece) = pieces.take().filter(|_| !self.stopped()) {
+                    self.fill_missing(piece.pages(), &mut cache);
+                }
+                Ok(())
+            });
+            result.unwrap_or_else(|error| self.note(error));
+        }
+    }
+
+    fn fill_missing(&self, pages: impl Iterator<Item = PageNumber>, cache: &mut FrameCache) {
+        let wanted: Vec<PageNumber> = {
+            let missing = self.lock();
+            pages.filter(|page| missing.contains(*page)).collect()
+        };
+        // Frame by frame, so that a damaged one keeps no other page away.
+        match by_frame(&self.entries, wanted.into_iter()) {
+            Ok(groups) => {
+                for group in groups {
+                    let pages = group.pages.iter().map(|(page, _)| *page);
+                    self.fill(pages, cache).unwrap_or_else(|error| self.note(error));
+                }
+            }
+            Err(error) => self.note(error),
+        }
+    }
+
+    /// Puts pages in place; those that have arrived already stay.
+    fn fill(
+        &self,
+        pages: impl Iterator<Item = PageNumber>,
+        cache: &mut FrameCache,
+    ) -> Result<(), CheckpointError> {
+        for group in by_frame(&self.entries, pages)? {
+            let frame = self.image.frame(group.pages[0].0, group.at, cache)?;
+            for run in group.runs() {
+                self.faults.fill(run.first(), &run.gather(frame)?)?;
+                let mut missing = self.lock();
+                for page in run.pages() {
+                    missing.remove(page);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stopped(&self) -> bool {
+        self.guest_ended.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, error: CheckpointError) {
+        let mut problem = self.problem.lock().unwrap_or_else(|locked| locked.into_inner());
+        *problem = Some(error.to_string());
+    }
+
+    fn progress(&self) -> ServeProgress {
+        let problem = self.problem.lock().unwrap_or_else(|locked| locked.into_inner()).clone();
+        let missing = self.lock().count();
+        ServeProgress {
+            arrived: self.of - missing,
+            of: self.of,
+            problem: problem.filter(|_| missing > 0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PageSet> {
+        self.missing.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}

@@ -1,0 +1,240 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dewar_units::{ByteSize, parse_duration};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
+#[derive(Debug, Parser)]
+#[command(name = "dewar", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 done, 1 failed with the guest unharmed, 2 usage, \
+    3 no such guest or checkpoint, 4 not supported here, 5 failed and the guest needs attention.")]
+pub struct Cli {
+    /// Folder for guests and the default store.
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        default_value = "/var/lib/dewar",
+        env = "DEWAR_ROOT"
+    )]
+    pub root: PathBuf,
+    /// Print one JSON object on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Start a QEMU command line in the background.
+    Run(RunArgs),
+    /// Take over a QEMU that somebody else started.
+    Adopt(AdoptArgs),
+    /// List guests.
+    #[command(after_help = "Example:\n  dewar ps")]
+    Ps,
+    /// Tell everything about a guest.
+    Inspect(InspectArgs),
+    /// Shut a guest down.
+    Stop(StopArgs),
+    /// Forget a guest that has ended, and remove its files.
+    Rm(RmArgs),
+    /// Save a running guest: its memory, its devices, its disks.
+    Checkpoint(CheckpointArgs),
+    /// List checkpoints.
+    Ls(LsArgs),
+    /// Bring a guest back to the instant of a checkpoint.
+    Restore(RestoreArgs),
+    /// Read every byte of a checkpoint and check it.
+    Verify(ReferenceArgs),
+    /// Remove a checkpoint.
+    Delete(ReferenceArgs),
+    /// Tell what this host can do and what is missing.
+    #[command(after_help = "Example:\n  dewar doctor")]
+    Doctor,
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+    /// Write the man pages into a folder.
+    Man(ManArgs),
+    #[command(name = "__guardian", hide = true)]
+    Guardian(GuardianArgs),
+    #[command(name = "__serve", hide = true)]
+    Serve(ServeArgs),
+}
+
+/// The command line is changed in two places only: RAM goes into a shared file, and a QMP socket
+/// is added. What cannot be taken is refused before anything starts (exit 4).
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar run web -- qemu-system-x86_64 -m 2G -nographic \
+    -drive file=web.qcow2,if=virtio")]
+pub struct RunArgs {
+    /// The guest's name.
+    pub name: String,
+    /// Folder for the RAM file; a tmpfs.
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub ram_dir: PathBuf,
+    /// The QEMU command line.
+    #[arg(last = true, required = true, num_args = 1..)]
+    pub command: Vec<OsString>,
+}
+
+/// The guest's RAM must be a shared file (memory-backend-file,share=on). Nothing is changed.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar adopt web --qmp /run/web.qmp")]
+pub struct AdoptArgs {
+    /// The name that the guest shall have.
+    pub name: String,
+    /// A QMP socket of the guest that nobody else uses.
+    #[arg(long, value_name = "SOCK")]
+    pub qmp: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar inspect web")]
+pub struct InspectArgs {
+    /// The guest.
+    pub name: String,
+}
+
+/// Asks the guest to power down, as its power button would, and ends QEMU when the time is up.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar stop web --timeout 60s")]
+pub struct StopArgs {
+    /// The guest.
+    pub name: String,
+    /// How long the guest may take.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// End QEMU at once, without asking the guest.
+    #[arg(long)]
+    pub now: bool,
+}
+
+/// The disks of a restored guest live in its folder: what it wrote since the restore is removed too.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar rm web")]
+pub struct RmArgs {
+    /// The guest.
+    pub name: String,
+    /// End it first if it runs.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// The guest runs all the while but for one pause, in which the last pages, the devices and the
+/// disks are frozen at one instant.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar checkpoint web --tag before-upgrade")]
+pub struct CheckpointArgs {
+    /// The guest.
+    pub name: String,
+    /// A name for the checkpoint.
+    #[arg(long)]
+    pub tag: Option<String>,
+    /// The longest that the guest should stand still.
+    #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_duration)]
+    pub max_pause: Duration,
+    /// Most memory for captured pages that are not written yet [default: half of the guest's RAM,
+    /// at most half of what is free].
+    #[arg(long, value_name = "SIZE")]
+    pub buffer: Option<ByteSize>,
+    /// How pages are compressed.
+    #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
+    pub codec: CodecChoice,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CodecChoice {
+    /// Zstandard level 1: smallest.
+    Zstd,
+    /// LZ4: faster, larger.
+    Lz4,
+    /// Not at all.
+    Raw,
+}
+
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// Where checkpoints are kept [default: file:ROOT/store].
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar ls --guest web")]
+pub struct LsArgs {
+    /// Only this guest's.
+    #[arg(long, value_name = "NAME")]
+    pub guest: Option<String>,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// By default the guest runs at once and its pages arrive as it touches them and in the background.
+/// The guest's own disk files are left alone: it runs on overlays over the saved disks.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  dewar restore before-upgrade\n  dewar restore web --as web2 --eager"
+)]
+pub struct RestoreArgs {
+    /// A checkpoint's id, the beginning of it, its tag, GUEST:TAG, or a guest (its newest).
+    pub reference: String,
+    /// A name for the restored guest [default: the one it had].
+    #[arg(long = "as", value_name = "NAME")]
+    pub name: Option<String>,
+    /// Bring back all memory before the guest runs.
+    #[arg(long)]
+    pub eager: bool,
+    /// Leave the guest paused.
+    #[arg(long)]
+    pub paused: bool,
+    /// Folder for the RAM file; a tmpfs.
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub ram_dir: PathBuf,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The checkpoint is named by its id, the beginning of it, its tag, GUEST:TAG, \
+    or its guest (the newest).\n\nExample:\n  dewar verify before-upgrade\n  dewar delete c1f00d"
+)]
+pub struct ReferenceArgs {
+    /// The checkpoint.
+    pub reference: String,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar completions bash > /etc/bash_completion.d/dewar")]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct GuardianArgs {
+    pub name: String,
+    #[arg(long)]
+    pub store: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    pub name: String,
+}

@@ -1,0 +1,137 @@
+//! What every verb starts from.
+
+use crate::failure::{Code, Failure};
+use dewar_guest_qemu::registry::{GuestFolder, GuestLock, GuestRecord, Registry, RegistryError};
+use dewar_guest_qemu::{Journal, Qmp, QmpError, put_back, put_back_offline};
+use dewar_image::FileStore;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Flags that hold for all verbs.
+pub struct Context {
+    pub registry: Registry,
+    pub json: bool,
+}
+
+/// A guest that is ours to work on.
+pub struct Held {
+    pub folder: GuestFolder,
+    pub record: GuestRecord,
+    pub lock: GuestLock,
+}
+
+impl Context {
+    pub fn new(root: &Path, json: bool) -> Self {
+        Self { registry: Registry::new(root), json }
+    }
+
+    /// Prints the result: `json` for programs, `text` for people.
+    pub fn print(&self, json: Value, text: &str) {
+        if self.json {
+            println!("{json}");
+        } else {
+            println!("{}", text.trim_end());
+        }
+    }
+
+    /// The folder of the store that `url` means.
+    pub fn store_folder(&self, url: Option<&str>) -> Result<PathBuf, Failure> {
+        let Some(url) = url else { return Ok(self.registry.default_store()) };
+        match url.strip_prefix("file:") {
+            Some(path) if !path.is_empty() => Ok(std::path::absolute(path).unwrap_or(path.into())),
+            _ => {
+                let what = format!("store '{url}' is not of a kind that is known");
+                Err(Failure::new(Code::Unsupported, what).advice("use file:DIR"))
+            }
+        }
+    }
+
+    /// Opens a store that must exist.
+    pub fn store(&self, url: Option<&str>) -> Result<FileStore, Failure> {
+        let folder = self.store_folder(url)?;
+        if !folder.join("store.json").exists() {
+            let what = format!("there is no checkpoint store in {}", folder.display());
+            return Err(Failure::new(Code::NotFound, what).advice("take a checkpoint first"));
+        }
+        Ok(FileStore::open(&folder)?)
+    }
+
+    /// Takes hold of a guest; what a dead command left with it is finished.
+    pub fn hold(&self, name: &str) -> Result<Held, Failure> {
+        let folder = self.registry.guest(name)?;
+        folder.record()?;
+        let lock = folder.lock()?;
+        // Read again: who held the lock may have changed it.
+        let record = folder.record()?;
+        settle(&folder, &record)?;
+        Ok(Held { folder, record, lock })
+    }
+
+    /// Finishes what dead commands left with guests that nobody works on.
+    /// Returns what could not be finished.
+    pub fn settle_all(&self) -> Vec<Failure> {
+        let mut failures = Vec::new();
+        for name in self.registry.names() {
+            match self.hold(&name) {
+                Ok(_) => {}
+                // Somebody is at work, or it went just now.
+                Err(failure) if failure.is_attention() => failures.push(failure),
+                Err(_) => {}
+            }
+        }
+        failures
+    }
+}
+
+fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    if !matches!(Journal::load(folder), Ok(Some(_))) {
+        return Ok(());
+    }
+    if !record.process.is_alive() {
+        return Ok(put_back_offline(folder)?);
+    }
+    let result = connect(record).and_then(|mut qmp| Ok(put_back(&mut qmp, folder)?));
+    match result {
+        // It ended while we tried.
+        Err(_) if !record.process.is_alive() => Ok(put_back_offline(folder)?),
+        other => other,
+    }
+}
+
+/// Connects to a guest's QEMU.
+pub fn connect(record: &GuestRecord) -> Result<Qmp, Failure> {
+    Qmp::connect(&record.qmp).map_err(|error| qmp_failure(record, &error))
+}
+
+/// Says that a guest's QEMU does not do as it is told.
+pub fn qmp_failure(record: &GuestRecord, error: &QmpError) -> Failure {
+    Failure::new(Code::Failed, format!("guest '{}': {error}", record.name))
+}
+
+impl Held {
+    /// That its QEMU runs.
+    pub fn require_alive(&self) -> Result<(), Failure> {
+        if self.record.process.is_alive() {
+            return Ok(());
+        }
+        let name = &self.record.name;
+        Err(Failure::new(Code::Failed, format!("guest '{name}' has ended"))
+            .advice(format!("'dewar restore {name}' brings back its newest checkpoint")))
+    }
+}
+
+/// That no guest by this name stands in the way of a new one; a dead one is
+/// made to give its memory back.
+pub fn make_way(folder: &GuestFolder) -> Result<(), Failure> {
+    match folder.record() {
+        Err(RegistryError::NoSuchGuest(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(record) if record.process.is_alive() => {
+            Err(RegistryError::Exists(folder.name().to_owned()).into())
+        }
+        Ok(record) => {
+            settle(folder, &record)?;
+            Ok(folder.remove_ram(&record)?)
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What a person, or a program, is told when something fails.
+
+use dewar_checkpoint::CheckpointError;
+use dewar_guest::GuestError;
+use dewar_guest_qemu::RecoverError;
+use dewar_guest_qemu::launch::LaunchError;
+use dewar_guest_qemu::registry::RegistryError;
+use dewar_guest_qemu::revive::ReviveError;
+use dewar_image::ImageError;
+use serde_json::json;
+use std::process::ExitCode;
+
+/// Exit codes; part of the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// It failed; the guest is unharmed.
+    Failed = 1,
+    /// There is no such guest or checkpoint.
+    NotFound = 3,
+    /// It is not supported here.
+    Unsupported = 4,
+    /// It failed and the guest needs attention.
+    Attention = 5,
+}
+
+/// A failed command: what failed, in what state the guest is, what to do.
+#[derive(Debug)]
+pub struct Failure {
+    code: Code,
+    what: String,
+    state: Option<String>,
+    advice: Option<String>,
+}
+
+impl Failure {
+    pub fn new(code: Code, what: impl Into<String>) -> Self {
+        Self { code, what: what.into(), state: None, advice: None }
+    }
+
+    /// Adds in what state the guest is.
+    pub fn state(mut self, state: impl Into<String>) -> Self {
+        self.state = Some(state.into());
+        self
+    }
+
+    /// Adds what to do.
+    pub fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// Raises the code to [`Code::Attention`].
+    pub fn attention(mut self) -> Self {
+        self.code = Code::Attention;
+        self
+    }
+
+    /// Whether the guest needs attention.
+    pub fn is_attention(&self) -> bool {
+        self.code == Code::Attention
+    }
+
+    /// Tells it and gives the exit code.
+    pub fn report(&self, json: bool) -> ExitCode {
+        let rest: String = [&self.state, &self.advice]
+            .into_iter()
+            .flatten()
+            .map(|part| format!("; {part}"))
+            .collect();
+        eprintln!("dewar: {}{rest}", self.what);
+        if json {
+            let error = json!({
+                "error": self.what, "guest_state": self.state, "advice": self.advice,
+                "exit_code": self.code as u8,
+            });
+            println!("{error}");
+        }
+        ExitCode::from(self.code as u8)
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl From<RegistryError> for Failure {
+    fn from(error: RegistryError) -> Self {
+        let code = match error {
+            RegistryError::NoSuchGuest(_) => Code::NotFound,
+            _ => Code::Failed,
+        };
+        let failure = Self::new(code, error.to_string());
+        match error {
+            RegistryError::NoSuchGuest(_) => failure.advice("'dewar ps' lists guests"),
+            RegistryError::Locked(_) => failure.advice("wait for it, then try again"),
+            RegistryError::Exists(name) => {
+                failure.advice(format!("choose another name, or 'dewar rm {name}'"))
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        let code = match error {
+            ImageError::NotFound { .. } => Code::NotFound,
+            ImageError::TooNew { .. } => Code::Unsupported,
+            _ => Code::Failed,
+        };
+        let failure = Self::new(code, error.to_string());
+        match error {
+            ImageError::NotFound { .. } => failure.advice("'dewar ls' lists checkpoints"),
+            ImageError::Damaged { .. } => failure.advice("the checkpoint cannot be used"),
+            _ => failure,
+        }
+    }
+}
+
+impl From<GuestError> for Failure {
+    fn from(error: GuestError) -> Self {
+        let code = match error {
+            GuestError::Unsupported { .. } => Code::Unsupported,
+            _ => Code::Failed,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        match error {
+            CheckpointError::Guest(error) => error.into(),
+            CheckpointError::Image(error) => error.into(),
+            other => Self::new(Code::Failed, other.to_string()),
+        }
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        let code = match error {
+            LaunchError::NoRoom { .. } => Code::Unsupported,
+            _ => Code::Failed,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<ReviveError> for Failure {
+    fn from(error: ReviveError) -> Self {
+        Self::new(Code::Failed, error.to_string())
+    }
+}
+
+impl From<RecoverError> for Failure {
+    fn from(error: RecoverError) -> Self {
+        Self::new(Code::Attention, error.to_string())
+            .state("a guest is not as it was before a command that died")
+            .advice("the same command tries again")
+    }
+}

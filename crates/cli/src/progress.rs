@@ -1,0 +1,84 @@
+//! The progress bar, and the test suite's way to be somewhere exactly.
+
+use dewar_checkpoint::{Observer, Step};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::{Signal, getpid, kill_process};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// `STEP:kill` or `STEP:stop`: the signal that this process sends itself when
+/// it comes to that step; for tests of what happens then.
+const SIGNAL_AT: &str = "DEWAR_TEST_SIGNAL";
+
+/// Shows how far a command is, on a terminal.
+pub struct Progress {
+    bar: ProgressBar,
+    signal: Option<(String, Signal)>,
+    /// No drawing while the guest stands still.
+    quiet: AtomicBool,
+}
+
+impl Progress {
+    pub fn new(first: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(100), ProgressDrawTarget::stderr_with_hz(10));
+        let style = ProgressStyle::with_template("{msg:<22} [{bar:32}] {percent:>3} %  {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_message(first.to_owned());
+        Self { bar, signal: wanted_signal(), quiet: AtomicBool::new(false) }
+    }
+
+    /// A stage without numbers.
+    pub fn stage(&self, name: &str) {
+        self.bar.set_message(name.to_owned());
+        self.signal_at(name);
+    }
+
+    fn signal_at(&self, name: &str) {
+        if let Some((_, signal)) = self.signal.as_ref().filter(|(step, _)| step == name) {
+            let _ = kill_process(getpid(), *signal);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Observer for Progress {
+    fn step(&self, step: Step) {
+        self.signal_at(step.name());
+        let next = match step {
+            Step::Begun => "preparing",
+            Step::Prepared => "arming write tracking",
+            Step::Armed => "saving memory",
+            Step::BulkDone => "capturing changes",
+            Step::Flushed => {
+                self.quiet.store(true, Ordering::Relaxed);
+                return;
+            }
+            Step::Resumed => {
+                self.quiet.store(false, Ordering::Relaxed);
+                "writing changes"
+            }
+            Step::WrittenBehind => "writing to disk",
+            _ => return,
+        };
+        if !self.quiet.load(Ordering::Relaxed) {
+            self.bar.set_message(next);
+        }
+    }
+
+    fn progress(&self, done: u64, of: u64) {
+        self.bar.set_length(of);
+        self.bar.set_position(done);
+    }
+}
+
+fn wanted_signal() -> Option<(String, Signal)> {
+    let wanted = std::env::var(SIGNAL_AT).ok()?;
+    let (step, signal) = wanted.split_once(':')?;
+    let signal = if signal == "stop" { Signal::STOP } else { Signal::KILL };
+    Some((step.to_owned(), signal))
+}

@@ -1,0 +1,15 @@
+//! One file a verb.
+
+pub mod adopt;
+pub mod checkpoint;
+pub mod delete;
+pub mod doctor;
+pub mod inspect;
+pub mod ls;
+pub mod manual;
+pub mod ps;
+pub mod restore;
+pub mod rm;
+pub mod run;
+pub mod stop;
+pub mod verify;

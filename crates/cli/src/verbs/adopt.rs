@@ -1,0 +1,88 @@
+use crate::args::AdoptArgs;
+use crate::context::{Context, make_way};
+use crate::failure::{Code, Failure};
+use crate::verbs::doctor::require_tracking;
+use dewar_guest_qemu::registry::{GuestRecord, Phase, ProcessId, RamFile};
+use dewar_guest_qemu::{Qmp, discover};
+use serde_json::json;
+use std::fs;
+use std::path::PathBuf;
+
+pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
+    require_tracking()?;
+    let folder = context.registry.guest(&args.name)?;
+    let _lock = folder.lock()?;
+    let result = adopt(context, &args);
+    if result.is_err() && folder.record().is_err() {
+        // Only the lock was in it.
+        let _ = folder.remove_all();
+    }
+    result
+}
+
+fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
+    let folder = context.registry.guest(&args.name)?;
+    make_way(&folder)?;
+    let socket = std::path::absolute(&args.qmp).unwrap_or_else(|_| args.qmp.clone());
+    let failed = |why: String| Failure::new(Code::Failed, format!("{}: {why}", socket.display()));
+    let mut qmp = Qmp::connect(&socket).map_err(|error| {
+        failed(error.to_string())
+            .advice("give the guest a socket for Dewar alone: -qmp unix:PATH,server=on,wait=off")
+    })?;
+    let pid = qmp.peer_pid().map_err(|error| failed(error.to_string()))?;
+    let process = ProcessId::of(pid)
+        .ok_or_else(|| failed("the process that listens on it has ended".to_owned()))?;
+    if let Some(other) = known_guest(context, process) {
+        return Err(failed(format!("it is guest '{other}' already")));
+    }
+    let mut record = GuestRecord {
+        name: args.name.clone(),
+        process,
+        program: fs::read_link(format!("/proc/{pid}/exe"))
+            .map_err(|error| failed(error.to_string()))?,
+        arguments: command_line(pid).map_err(|error| failed(error.to_string()))?,
+        folder: fs::read_link(format!("/proc/{pid}/cwd"))
+            .map_err(|error| failed(error.to_string()))?,
+        qmp: socket.clone(),
+        adopted: true,
+        ram: Vec::new(),
+        owned_ram: Vec::new(),
+        phase: Phase::Running,
+        origin: None,
+        server: None,
+    };
+    let found = discover(&mut qmp, &record)?;
+    record.ram = found
+        .ram
+        .regions()
+        .iter()
+        .map(|region| RamFile {
+            id: region.name.clone(),
+            path: PathBuf::new(),
+            bytes: region.addresses.end - region.addresses.start,
+        })
+        .collect();
+    folder.set_record(&record)?;
+    context.print(
+        json!({"name": record.name, "pid": pid, "qemu": found.version}),
+        &format!("{} is process {pid}, QEMU {}; nothing was changed", record.name, found.version),
+    );
+    Ok(())
+}
+
+fn command_line(pid: i32) -> std::io::Result<Vec<String>> {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline"))?;
+    let text = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    Ok(text
+        .split(|byte| *byte == 0)
+        .skip(1)
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect())
+}
+
+fn known_guest(context: &Context, process: ProcessId) -> Option<String> {
+    context.registry.names().into_iter().find(|name| {
+        let record = context.registry.guest(name).and_then(|folder| folder.record());
+        record.is_ok_and(|record| record.process == process)
+    })
+}

@@ -1,0 +1,161 @@
+use crate::args::{CheckpointArgs, CodecChoice};
+use crate::context::{Context, Held};
+use crate::failure::{Code, Failure};
+use crate::guardian::Guardian;
+use crate::output::milliseconds;
+use crate::progress::Progress;
+use crate::server::ServerState;
+use crate::verbs::ps::server_alive;
+use dewar_checkpoint::{CheckpointOptions, checkpoint};
+use dewar_codec::Codec;
+use dewar_guest::{Guest, Health};
+use dewar_guest_qemu::QemuGuest;
+use dewar_image::{FileStore, Record};
+use dewar_units::{ByteSize, PAGE_BYTES};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
+    let progress = Progress::new("looking at the guest");
+    let held = context.hold(&args.name)?;
+    held.require_alive()?;
+    wait_for_memory(&held, &progress)?;
+    let folder = context.store_folder(args.store.store.as_deref())?;
+    let store = FileStore::open_or_create(&folder)
+        .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let Held { folder: guest_folder, record, lock } = held;
+    let mut guest = QemuGuest::attach(guest_folder, record)
+        .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let machine =
+        guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let options = CheckpointOptions {
+        max_pause: args.max_pause,
+        buffer_bytes: args.buffer.map_or_else(|| default_buffer(&guest), |size| size.0),
+        codec: match args.codec {
+            CodecChoice::Zstd => Codec::Zstd,
+            CodecChoice::Lz4 => Codec::Lz4,
+            CodecChoice::Raw => Codec::Raw,
+        },
+        level: 1,
+        tag: args.tag,
+        machine,
+    };
+    let guardian = Guardian::start(context, &args.name, store.root(), guest.qmp(), &lock)?;
+    progress.stage("guarded");
+    let result = checkpoint(&mut guest, &store, options, &progress);
+    drop(progress);
+    let health = guest.health();
+    if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
+        guardian.dismiss();
+    }
+    let saved = result.map_err(|error| explain(Failure::from(error), &health))?;
+    context.print(to_json(&saved, &store), &describe(&saved, args.max_pause));
+    Ok(())
+}
+
+/// A failed checkpoint, with the state that the guest is in.
+fn explain(failure: Failure, health: &Health) -> Failure {
+    let failure = failure.state(format!("no checkpoint was made; {health}"));
+    match health {
+        Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
+        _ => failure,
+    }
+}
+
+/// Half of the guest's RAM, but at most half of what the host has free.
+fn default_buffer(guest: &QemuGuest) -> u64 {
+    let half = guest.ram().pages() * PAGE_BYTES as u64 / 2;
+    half.max(64 << 20).min(available_memory() / 2)
+}
+
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.map_or(1 << 30, |kib| kib << 10)
+}
+
+/// A guest whose memory is still arriving has nothing to save yet.
+fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
+    loop {
+        let state = ServerState::of(&held.folder, &held.record);
+        if state.complete {
+            return Ok(());
+        }
+        let name = &held.record.name;
+        let unfinished = |why: &str| {
+            Failure::new(Code::Failed, format!("the memory of '{name}' has not all arrived: {why}"))
+                .state("the guest runs on")
+        };
+        if let Some(problem) = state.problem {
+            return Err(unfinished(&problem));
+        }
+        if !server_alive(&held.record) && !ServerState::of(&held.folder, &held.record).complete {
+            return Err(unfinished("its page server is gone")
+                .advice(format!("'dewar restore {name}' goes on with it")));
+        }
+        progress.stage("waiting for memory");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+pub fn to_json(record: &Record, store: &FileStore) -> Value {
+    let counts = record.memory.counts;
+    json!({
+        "checkpoint": record.id,
+        "guest": record.guest,
+        "memory_bytes": record.memory.pages * PAGE_BYTES as u64,
+        "pages": {
+            "total": record.memory.pages,
+            "zero": counts.zero + counts.hole,
+            "stored": counts.compressed + counts.raw,
+            "hole": counts.hole,
+            "compressed": counts.compressed,
+            "raw": counts.raw,
+        },
+        "stored_bytes": record.summary.stored_bytes,
+        "pause_ms": record.summary.pause_ms,
+        "total_ms": record.summary.total_ms,
+        "epochs": record.summary.epochs,
+        "tag": record.tag,
+        "store": format!("file:{}", store.root().display()),
+        "created_ms": record.created_ms,
+        "disks": record.disks.len(),
+    })
+}
+
+fn describe(record: &Record, max_pause: Duration) -> String {
+    let summary = &record.summary;
+    let counts = record.memory.counts;
+    let stored = counts.compressed + counts.raw;
+    let disks = match record.disks.len() {
+        0 => String::new(),
+        1 => " and 1 disk".to_owned(),
+        count => format!(" and {count} disks"),
+    };
+    let mut text = format!(
+        "{} of {}: {} of RAM{disks} in {}, {} stored\n\
+         paused {}, after {} epochs; pages: {} stored, {} zero, {} never touched",
+        record.id,
+        record.guest,
+        ByteSize(record.memory.pages * PAGE_BYTES as u64),
+        milliseconds(summary.total_ms),
+        ByteSize(summary.stored_bytes),
+        milliseconds(summary.pause_ms),
+        summary.epochs.len(),
+        stored,
+        counts.zero,
+        counts.hole,
+    );
+    if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
+        let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
+        text.push_str(&format!(
+            "\nthe pause was longer than --max-pause {}: the guest still wrote {last} pages in the \
+             last epoch; a larger --buffer may help",
+            dewar_units::format_duration(max_pause)
+        ));
+    }
+    text
+}

@@ -1,0 +1,28 @@
+use crate::args::ReferenceArgs;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use serde_json::json;
+use std::fs;
+
+pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
+    let store = context.store(args.store.store.as_deref())?;
+    let id = store.find(&args.reference)?;
+    let here = fs::canonicalize(store.root()).unwrap_or_else(|_| store.root().to_owned());
+    for name in context.registry.names() {
+        let Ok(record) = context.registry.guest(&name)?.record() else { continue };
+        let stands_on = record.origin.is_some_and(|origin| {
+            origin.image == id.0
+                && !origin.disks.is_empty()
+                && fs::canonicalize(&origin.store).unwrap_or(origin.store) == here
+        });
+        if stands_on {
+            let what = format!("the disks of guest '{name}' stand on checkpoint {id}");
+            return Err(Failure::new(Code::Failed, what)
+                .state("nothing was removed")
+                .advice(format!("'dewar rm {name}' first")));
+        }
+    }
+    store.delete(&id)?;
+    context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
+    Ok(())
+}

@@ -1,0 +1,108 @@
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::output::table;
+use dewar_kernel::{free_bytes, is_tracking_supported, open_userfaultfd_device};
+use dewar_units::ByteSize;
+use serde_json::json;
+use std::path::Path;
+use std::process::Command;
+
+struct Finding {
+    name: &'static str,
+    needed_for: &'static str,
+    result: Result<String, String>,
+    required: bool,
+}
+
+pub fn run(context: &Context) -> Result<(), Failure> {
+    let findings = look();
+    let list: Vec<_> = findings
+        .iter()
+        .map(|it| {
+            json!({
+                "name": it.name, "ok": it.result.is_ok(), "needed_for": it.needed_for,
+                "required": it.required,
+                "detail": it.result.as_ref().unwrap_or_else(|why| why),
+            })
+        })
+        .collect();
+    let rows = findings.iter().map(|it| {
+        let (mark, detail) = match &it.result {
+            Ok(detail) => ("ok", detail),
+            Err(detail) if it.required => ("missing", detail),
+            Err(detail) => ("-", detail),
+        };
+        vec![it.name.to_owned(), mark.to_owned(), detail.clone(), it.needed_for.to_owned()]
+    });
+    let able = findings.iter().all(|it| it.result.is_ok() || !it.required);
+    let text = table(&["what", "", "found", "needed for"], rows.collect());
+    context.print(json!({"able": able, "findings": list}), &text);
+    if able {
+        return Ok(());
+    }
+    Err(Failure::new(Code::Unsupported, "this host lacks something that is required"))
+}
+
+fn look() -> Vec<Finding> {
+    let required = |name, needed_for, result| Finding { name, needed_for, result, required: true };
+    let optional = |name, needed_for, result| Finding { name, needed_for, result, required: false };
+    vec![
+        required("write tracking", "checkpoint", tracking()),
+        required("root", "tracing a guest", root()),
+        required("qemu-img", "guests with disks", version_of("qemu-img")),
+        optional("qemu-system-x86_64", "running guests", version_of("qemu-system-x86_64")),
+        optional("/dev/kvm", "guests at full speed", openable("/dev/kvm")),
+        optional(
+            "/dev/userfaultfd",
+            "guests that run as another user",
+            open_userfaultfd_device()
+                .map(|_| "present".to_owned())
+                .map_err(|error| error.to_string()),
+        ),
+        optional("/dev/shm", "RAM files", room("/dev/shm")),
+    ]
+}
+
+/// That this kernel can track writes, or exit 4.
+pub fn require_tracking() -> Result<(), Failure> {
+    tracking()
+        .map(drop)
+        .map_err(|why| Failure::new(Code::Unsupported, why).advice("see 'dewar doctor'"))
+}
+
+fn tracking() -> Result<String, String> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    match is_tracking_supported() {
+        Ok(true) => Ok(format!("Linux {release}")),
+        Ok(false) => Err(format!(
+            "Linux {release} has no asynchronous write tracking (userfaultfd WP_ASYNC): 6.7 is needed"
+        )),
+        Err(error) => Err(format!("no userfaultfd can be made: {error}")),
+    }
+}
+
+fn root() -> Result<String, String> {
+    if rustix::process::geteuid().is_root() {
+        Ok("yes".to_owned())
+    } else {
+        Err("run as root: guests' memory is read and traced".to_owned())
+    }
+}
+
+fn version_of(program: &str) -> Result<String, String> {
+    let output = Command::new(program).arg("--version").output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+fn openable(path: &str) -> Result<String, String> {
+    let opened = std::fs::File::options().read(true).write(true).open(path);
+    opened.map(|_| "present".to_owned()).map_err(|error| error.to_string())
+}
+
+fn room(path: &str) -> Result<String, String> {
+    let free = free_bytes(Path::new(path)).map_err(|error| error.to_string())?;
+    Ok(format!("{} free", ByteSize(free)))
+}

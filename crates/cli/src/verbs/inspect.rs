@@ -1,0 +1,66 @@
+use crate::args::InspectArgs;
+use crate::context::{Context, connect};
+use crate::failure::Failure;
+use crate::output::table;
+use crate::verbs::ps::state;
+use dewar_guest_qemu::discover;
+use dewar_units::ByteSize;
+use serde_json::{Value, json};
+
+pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
+    let held = context.hold(&args.name)?;
+    let (folder, record) = (held.folder.clone(), held.record.clone());
+    let found = record
+        .process
+        .is_alive()
+        .then(|| connect(&record).map(|mut qmp| discover(&mut qmp, &record)));
+    drop(held);
+    let state = state(&folder, &record);
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
+    row("name", record.name.clone());
+    row("state", state.clone());
+    row("process", record.process.pid.to_string());
+    row("program", record.program.display().to_string());
+    row("command line", record.arguments.join(" "));
+    row("folder", record.folder.display().to_string());
+    row("QMP socket", record.qmp.display().to_string());
+    for file in &record.ram {
+        row("RAM", format!("{} {} {}", file.id, ByteSize(file.bytes), file.path.display()));
+    }
+    if let Some(origin) = &record.origin {
+        row("restored from", format!("{} in {}", origin.image, origin.store.display()));
+    }
+    let mut disks = Vec::new();
+    let mut problems = Vec::new();
+    let mut versions = Value::Null;
+    match found {
+        Some(Ok(Ok(found))) => {
+            row("QEMU", format!("{}, machine {}", found.version, found.machine));
+            versions = json!({"qemu": found.version, "machine": found.machine});
+            for disk in &found.disks {
+                let size = ByteSize(disk.info.virtual_bytes);
+                row(
+                    "disk",
+                    format!("{} {size} in {} ({})", disk.info.name, disk.file, disk.format),
+                );
+                disks.push(json!({
+                    "name": disk.info.name, "current_file": disk.file, "format": disk.format,
+                    "virtual_bytes": disk.info.virtual_bytes,
+                }));
+            }
+        }
+        Some(Ok(Err(error))) => problems.push(error.to_string()),
+        Some(Err(failure)) => problems.push(format!("{failure}")),
+        None => {}
+    }
+    for problem in &problems {
+        row("problem", problem.clone());
+    }
+    let json = json!({
+        "name": record.name, "state": state, "pid": record.process.pid, "guest": record,
+        "disks": disks, "versions": versions, "problems": problems,
+    });
+    context.print(json, &table(&["", ""], rows));
+    Ok(())
+}

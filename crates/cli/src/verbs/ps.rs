@@ -1,0 +1,92 @@
+use crate::context::{Context, connect};
+use crate::failure::Failure;
+use crate::output::table;
+use crate::server::ServerState;
+use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase};
+use dewar_units::ByteSize;
+use serde_json::{Value, json};
+
+pub fn run(context: &Context) -> Result<(), Failure> {
+    let unfinished = context.settle_all();
+    let mut guests = Vec::new();
+    let mut rows = Vec::new();
+    for name in context.registry.names() {
+        let folder = context.registry.guest(&name)?;
+        let Ok(record) = folder.record() else { continue };
+        let state = state(&folder, &record);
+        let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
+        let pid = record.process.is_alive().then_some(record.process.pid);
+        guests.push(json!({
+            "name": name, "pid": pid, "state": state, "memory_bytes": bytes,
+            "adopted": record.adopted, "lazy_restore": lazy(&folder, &record),
+        }));
+        let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
+        rows.push(vec![
+            name,
+            pid,
+            described(&folder, &record, &state),
+            ByteSize(bytes).to_string(),
+        ]);
+    }
+    let text = if rows.is_empty() {
+        "no guests; 'dewar run NAME -- qemu-system-x86_64 ...' starts one".to_owned()
+    } else {
+        table(&["name", ">pid", "state", ">memory"], rows)
+    };
+    context.print(json!({"guests": guests}), &text);
+    unfinished.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// One word for how a guest is.
+pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
+    if !record.process.is_alive() {
+        return "ended".to_owned();
+    }
+    // Who holds the lock is talking to QEMU.
+    let Ok(_lock) = folder.lock() else { return "busy".to_owned() };
+    if record.phase == Phase::Restoring {
+        return "unfinished".to_owned();
+    }
+    let status = connect(record)
+        .ok()
+        .and_then(|mut qmp| qmp.execute("query-status", json!({})).ok())
+        .and_then(|status| status["status"].as_str().map(str::to_owned));
+    match status.as_deref() {
+        Some("running") => "running".to_owned(),
+        // Its state was saved while it stood still.
+        Some("paused" | "prelaunch" | "postmigrate") => "paused".to_owned(),
+        Some(other) => other.to_owned(),
+        None => "silent".to_owned(),
+    }
+}
+
+/// The state and, while pages are still to come, how far they are.
+fn described(folder: &GuestFolder, record: &GuestRecord, state: &str) -> String {
+    let server = ServerState::of(folder, record);
+    if server.complete || state == "ended" {
+        return state.to_owned();
+    }
+    let percent = 100 * server.arrived / server.of.max(1);
+    match (server.problem, server_alive(record)) {
+        (Some(problem), _) => format!("{state}, memory {percent} %: {problem}"),
+        (None, true) => format!("{state}, memory {percent} %"),
+        (None, false) => {
+            format!("{state}, page server gone: 'dewar restore {}' goes on", record.name)
+        }
+    }
+}
+
+fn lazy(folder: &GuestFolder, record: &GuestRecord) -> Value {
+    let server = ServerState::of(folder, record);
+    if record.server.is_none() {
+        return Value::Null;
+    }
+    json!({
+        "complete": server.complete, "pages_arrived": server.arrived, "pages": server.of,
+        "problem": server.problem, "server_alive": server_alive(record),
+    })
+}
+
+pub fn server_alive(record: &GuestRecord) -> bool {
+    record.server.is_some_and(|server| server.is_alive())
+}

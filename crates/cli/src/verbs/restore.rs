@@ -1,0 +1,228 @@
+//! `restore`: plan, make files, start QEMU, serve or fill memory, load the
+//! device state, run.
+//!
+//! Until the guest runs its record says `restoring`: whoever finds it so ends
+//! the QEMU, which never ran, and starts over. From then on a dead page server
+//! is replaced by the next `restore`.
+
+use crate::args::RestoreArgs;
+use crate::context::{Context, Held, make_way};
+use crate::failure::{Code, Failure};
+use crate::progress::Progress;
+use crate::server::{self, ServerState};
+use crate::verbs::doctor::require_tracking;
+use crate::verbs::ps::server_alive;
+use crate::verbs::run::ram_files;
+use crate::verbs::stop::end;
+use dewar_checkpoint::restore::fill_files;
+use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
+use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
+use dewar_guest_qemu::revive::{Revival, SavedDisk, load_state, plan_revival, start};
+use dewar_image::{FileStore, ImageReader};
+use dewar_units::PAGE_BYTES;
+use serde_json::json;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::time::Instant;
+
+pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
+    let began = Instant::now();
+    require_tracking()?;
+    let progress = Progress::new("reading the checkpoint");
+    if let Some(resumed) = resume_service(context, &args)? {
+        drop(progress);
+        context.print(
+            json!({"name": resumed, "resumed": true}),
+            &format!("the page server of {resumed} was gone and is replaced; the guest runs on"),
+        );
+        return Ok(());
+    }
+    let store = context.store(args.store.store.as_deref())?;
+    let id = store.find(&args.reference)?;
+    let image = store.open_image(&id)?;
+    let name = args.name.clone().unwrap_or_else(|| image.record().guest.clone());
+    let folder = context.registry.guest(&name)?;
+    let _lock = folder.lock()?;
+    end_unfinished(&folder)?;
+    make_way(&folder)?;
+    // Everything that can be found damaged is found before a QEMU starts.
+    let device_state = image.blob("device state", &image.record().device_state)?;
+    store.check_disks(image.record())?;
+
+    let mut made = Vec::new();
+    let result =
+        bring_back(context, &args, &store, &image, &folder, device_state, &progress, &mut made);
+    if result.is_err() {
+        let ended = end_unfinished(&folder);
+        remove_files(&made);
+        if folder.record().is_err() {
+            let _ = folder.remove_all();
+        }
+        ended?;
+    }
+    let record = result.map_err(|failure| failure.state("no guest was started"))?;
+    drop(progress);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let state = if args.paused { "is paused" } else { "runs" };
+    let memory = if args.eager { "" } else { "; its memory is arriving" };
+    context.print(
+        json!({
+            "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
+            "paused": args.paused, "total_ms": ms,
+        }),
+        &format!(
+            "{} {state} as process {}, from checkpoint {id}, after {}{memory}",
+            record.name,
+            record.process.pid,
+            crate::output::milliseconds(ms)
+        ),
+    );
+    Ok(())
+}
+
+#[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
+fn bring_back(
+    context: &Context,
+    args: &RestoreArgs,
+    store: &FileStore,
+    image: &ImageReader,
+    folder: &GuestFolder,
+    device_state: Vec<u8>,
+    progress: &Progress,
+    made: &mut Vec<PathBuf>,
+) -> Result<GuestRecord, Failure> {
+    let name = folder.name();
+    let disks = saved_disks(store, image);
+    let unique = std::process::id();
+    let ram_path = |id: &str| args.ram_dir.join(format!("dewar-{name}-{unique}-{id}"));
+    let regions: Vec<(String, u64)> = image
+        .record()
+        .memory
+        .regions
+        .iter()
+        .map(|region| (region.name.clone(), region.pages * PAGE_BYTES as u64))
+        .collect();
+    let machine = image.record().machine.clone();
+    let revival = plan_revival(machine, &disks, &regions, folder, ram_path, !args.eager)?;
+    made.extend(revival.overlays.iter().cloned());
+    let owned_ram = make_ram_files(&revival.plan.run.regions)?;
+    made.extend(owned_ram.iter().cloned());
+    if args.eager {
+        progress.stage("reading memory");
+        let files = open_all(&revival)?;
+        fill_files(image, &files, progress)?;
+    }
+
+    progress.stage("starting QEMU");
+    let Revival { machine, plan, regions, .. } = revival;
+    let qmp_path = folder.file("qmp.sock");
+    let log = folder.file("console.log");
+    let launched = launch(&machine.program, &plan.run, &machine.folder, &log, &qmp_path)?;
+    let mut qmp = launched.qmp;
+    let mut record = GuestRecord {
+        name: name.to_owned(),
+        process: launched.process,
+        program: machine.program,
+        arguments: plan.line,
+        folder: machine.folder,
+        qmp: qmp_path,
+        adopted: false,
+        ram: ram_files(&regions),
+        owned_ram,
+        phase: Phase::Restoring,
+        origin: Some(Origin {
+            store: store.root().to_owned(),
+            image: image.record().id.0.clone(),
+            disks: disks.iter().map(|disk| disk.path.clone()).collect(),
+        }),
+        server: None,
+    };
+    folder.set_record(&record)?;
+    if !args.eager {
+        progress.stage("starting the page server");
+        record.server = Some(server::start(context, folder)?);
+        folder.set_record(&record)?;
+    }
+    progress.stage("loading the devices");
+    load_state(&mut qmp, device_state).map_err(|error| {
+        Failure::new(Code::Failed, format!("loading the device state: {error}"))
+    })?;
+    // From here on the guest may have run: it is never started over.
+    record.phase = Phase::Running;
+    folder.set_record(&record)?;
+    progress.stage("loaded");
+    if !args.paused {
+        start(&mut qmp)
+            .map_err(|error| Failure::new(Code::Failed, format!("starting the guest: {error}")))?;
+    }
+    progress.stage("started");
+    Ok(record)
+}
+
+/// Where the guest that is asked for runs but its page server is gone: starts
+/// another.
+fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String>, Failure> {
+    let name = args.name.as_deref().unwrap_or(&args.reference);
+    let named = |name: &str| context.registry.guest(name).is_ok_and(|it| it.record().is_ok());
+    // By its own name, or by that of a checkpoint that it came from.
+    let name = if named(name) {
+        name.to_owned()
+    } else {
+        let Ok(store) = context.store(args.store.store.as_deref()) else { return Ok(None) };
+        let Ok(id) = store.find(&args.reference) else { return Ok(None) };
+        let guest = args.name.clone().unwrap_or(store.record(&id)?.guest);
+        if !named(&guest) {
+            return Ok(None);
+        }
+        guest
+    };
+    let Held { folder, mut record, lock: _lock } = context.hold(&name)?;
+    let waits = record.process.is_alive()
+        && record.phase == Phase::Running
+        && !ServerState::of(&folder, &record).complete
+        && !server_alive(&record);
+    if !waits {
+        return Ok(None);
+    }
+    record.server = Some(server::start(context, &folder)?);
+    folder.set_record(&record)?;
+    Ok(Some(name))
+}
+
+/// Ends a QEMU whose restore was cut short before it ran.
+fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
+    let Ok(record) = folder.record() else { return Ok(()) };
+    if record.phase == Phase::Restoring {
+        if record.process.is_alive() {
+            end(&record)?;
+        }
+        folder.remove_ram(&record)?;
+        folder.remove("guest.json")?;
+    }
+    Ok(())
+}
+
+fn saved_disks(store: &FileStore, image: &ImageReader) -> Vec<SavedDisk> {
+    let disks = image.record().disks.iter();
+    disks
+        .map(|disk| SavedDisk {
+            name: disk.name.clone(),
+            path: fs::canonicalize(store.disk_path(&disk.file))
+                .unwrap_or_else(|_| store.disk_path(&disk.file)),
+            format: disk.format.clone(),
+            virtual_bytes: disk.virtual_bytes,
+        })
+        .collect()
+}
+
+fn open_all(revival: &Revival) -> Result<Vec<File>, Failure> {
+    revival
+        .regions
+        .iter()
+        .map(|region| {
+            File::options().write(true).open(&region.path).map_err(|error| {
+                Failure::new(Code::Failed, format!("{}: {error}", region.path.display()))
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,150 @@
+use crate::args::RunArgs;
+use crate::context::{Context, connect, make_way, qmp_failure};
+use crate::failure::{Code, Failure};
+use crate::verbs::doctor::require_tracking;
+use dewar_guest_qemu::cmdline::{PlannedRegion, disk_places, plan_run};
+use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
+use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, RamFile};
+use dewar_guest_qemu::{Qmp, discover};
+use dewar_kernel::{Pid, ProcessHandle};
+use dewar_units::ByteSize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
+    require_tracking()?;
+    let (program, arguments) = split_command(args.command)?;
+    let folder = context.registry.guest(&args.name)?;
+    let _lock = folder.lock()?;
+    make_way(&folder)?;
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
+    context.settle_all().into_iter().next().map_or(Ok(()), Err)?;
+    refuse_stale_disks(&arguments, &here)?;
+
+    let qmp_path = folder.file("qmp.sock");
+    let unique = std::process::id();
+    let ram_path = |id: &str| args.ram_dir.join(format!("dewar-{}-{unique}-{id}", args.name));
+    let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
+        Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
+    })?;
+    let owned_ram = make_ram_files(&plan.regions)?;
+    let launched = launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path)
+        .inspect_err(|_| remove_files(&owned_ram))?;
+    let mut record = GuestRecord {
+        name: args.name.clone(),
+        process: launched.process,
+        program,
+        arguments,
+        folder: here,
+        qmp: qmp_path,
+        adopted: false,
+        ram: ram_files(&plan.regions),
+        owned_ram,
+        phase: Phase::Running,
+        origin: None,
+        server: None,
+    };
+    let taken = take(&folder, &mut record, launched.qmp);
+    if taken.is_err() {
+        end(&folder, &record);
+    }
+    taken?;
+    let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
+    context.print(
+        json!({"name": record.name, "pid": record.process.pid, "memory_bytes": bytes}),
+        &format!(
+            "{} runs as process {} with {} of RAM; its console is in {}",
+            record.name,
+            record.process.pid,
+            ByteSize(bytes),
+            folder.file("console.log").display()
+        ),
+    );
+    Ok(())
+}
+
+/// Remembers a guest and sees that it can be handled.
+fn take(folder: &GuestFolder, record: &mut GuestRecord, mut qmp: Qmp) -> Result<(), Failure> {
+    folder.set_record(record)?;
+    let found = discover(&mut qmp, record)?;
+    // In the order in which its pages are counted.
+    let place = |id: &str| found.ram.regions().iter().position(|region| region.name == id);
+    record.ram.sort_by_key(|file| place(&file.id));
+    record.ram.retain(|file| place(&file.id).is_some());
+    Ok(folder.set_record(record)?)
+}
+
+/// Ends a guest that was refused, before it did anything.
+fn end(folder: &GuestFolder, record: &GuestRecord) {
+    if let Ok(process) = ProcessHandle::open(Pid(record.process.pid)) {
+        let _ = process.kill();
+        while !process.has_ended() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+    let _ = folder.remove_ram(record);
+    let _ = folder.remove_all();
+}
+
+pub fn ram_files(regions: &[PlannedRegion]) -> Vec<RamFile> {
+    regions
+        .iter()
+        .map(|region| RamFile {
+            id: region.id.clone(),
+            path: region.path.clone(),
+            bytes: region.bytes,
+        })
+        .collect()
+}
+
+fn split_command(command: Vec<std::ffi::OsString>) -> Result<(PathBuf, Vec<String>), Failure> {
+    let mut words = command.into_iter();
+    let name = words.next().unwrap_or_default();
+    let arguments = words
+        .map(|word| {
+            word.into_string().map_err(|word| {
+                let what = format!("argument {} is not UTF-8", word.to_string_lossy());
+                Failure::new(Code::Unsupported, what)
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    let path = Path::new(&name);
+    let found = if path.components().count() > 1 {
+        std::path::absolute(path).ok().filter(|path| path.is_file())
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|it| it.is_file())
+    };
+    let missing = || {
+        Failure::new(Code::Failed, format!("there is no program {}", path.display()))
+            .advice("install QEMU (Debian: qemu-system-x86)")
+    };
+    Ok((found.ok_or_else(missing)?, arguments))
+}
+
+/// That no disk's newest content lies in an overlay that is not written back.
+fn refuse_stale_disks(arguments: &[String], here: &Path) -> Result<(), Failure> {
+    let places = disk_places(arguments).unwrap_or_default();
+    for place in places {
+        let overlay = here.join(format!("{}.dewar-overlay", place.path));
+        if overlay.exists() {
+            let what = format!(
+                "disk {} is not current: its newest content is in {}",
+                place.path,
+                overlay.display()
+            );
+            return Err(Failure::new(Code::Attention, what)
+                .advice("'dewar ps' under the --root of the guest that used it finishes this"));
+        }
+    }
+    Ok(())
+}
+
+/// Ends QEMU by its own command.
+pub fn quit(record: &GuestRecord) -> Result<(), Failure> {
+    connect(record)?
+        .execute("quit", json!({}))
+        .map(drop)
+        .map_err(|error| qmp_failure(record, &error))
+}

@@ -1,0 +1,61 @@
+use crate::args::StopArgs;
+use crate::context::{Context, connect, qmp_failure};
+use crate::failure::Failure;
+use crate::verbs::run::quit;
+use dewar_guest_qemu::registry::GuestRecord;
+use dewar_kernel::{Pid, ProcessHandle};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long QEMU itself may take to end.
+const QUIT_WITHIN: Duration = Duration::from_secs(10);
+
+pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
+    let held = context.hold(&args.name)?;
+    held.require_alive()?;
+    let by_itself = !args.now && power_down(&held.record, args.timeout)?;
+    if !by_itself {
+        end(&held.record)?;
+    }
+    held.folder.remove_ram(&held.record)?;
+    let how = if by_itself { "shut itself down" } else { "was ended" };
+    context.print(
+        json!({"name": args.name, "shut_itself_down": by_itself}),
+        &format!("{} {how}", args.name),
+    );
+    Ok(())
+}
+
+/// Presses the power button; says whether the guest obeyed.
+fn power_down(record: &GuestRecord, timeout: Duration) -> Result<bool, Failure> {
+    connect(record)?
+        .execute("system_powerdown", json!({}))
+        .map_err(|error| qmp_failure(record, &error))?;
+    Ok(ended_within(record, timeout))
+}
+
+/// Ends QEMU: by its own command, and by SIGKILL where it does not obey.
+pub fn end(record: &GuestRecord) -> Result<(), Failure> {
+    let asked = quit(record);
+    if asked.is_ok() && ended_within(record, QUIT_WITHIN) {
+        return Ok(());
+    }
+    if let Ok(process) = ProcessHandle::open(Pid(record.process.pid)) {
+        if record.process.is_alive() {
+            let _ = process.kill();
+        }
+    }
+    ended_within(record, QUIT_WITHIN);
+    Ok(())
+}
+
+fn ended_within(record: &GuestRecord, time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    while record.process.is_alive() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}

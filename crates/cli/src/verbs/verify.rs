@@ -1,0 +1,25 @@
+use crate::args::ReferenceArgs;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use dewar_checkpoint::Observer;
+use serde_json::json;
+
+pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
+    let store = context.store(args.store.store.as_deref())?;
+    let id = store.find(&args.reference)?;
+    let progress = Progress::new("verifying");
+    let read = dewar_image::verify(&store, &id, |done, of| progress.progress(done, of))?;
+    drop(progress);
+    context.print(
+        json!({
+            "checkpoint": id, "whole": true, "pages": read.pages, "frames": read.frames,
+            "segments": read.segments, "disks": read.disks,
+        }),
+        &format!(
+            "{id} is whole: {} pages in {} frames and {} segments, {} disks",
+            read.pages, read.frames, read.segments, read.disks
+        ),
+    );
+    Ok(())
+}

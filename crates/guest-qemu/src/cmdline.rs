@@ -1,0 +1,12 @@
+//! QEMU command lines: read just enough of one to change its RAM backend, and
+//! to find its disks again.
+//!
+//! Everything that is not understood is passed on untouched.
+
+mod memory;
+mod options;
+mod restore;
+
+pub use memory::{PlannedRegion, RunPlan, plan_run};
+pub use options::{Argument, Unsupported, arguments};
+pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore};

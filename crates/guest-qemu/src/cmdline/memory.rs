@@ -1,0 +1,182 @@
+//! The one change that `run` makes to a command line: RAM becomes shared
+//! files; and the one thing that it adds: a QMP socket.
+
+use super::options::{Argument, Properties, Unsupported, arguments, parse_size};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// QEMU's RAM where `-m` is not given.
+const DEFAULT_RAM: u64 = 128 << 20;
+/// The backend that is added where the user names none.
+const BACKEND_ID: &str = "dewar-ram";
+const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
+/// Devices whose memory or whose access to RAM cannot be handled.
+const REFUSED_DEVICES: [(&str, &str); 7] = [
+    ("vfio-", "the device's own access to RAM is not seen (VFIO)"),
+    ("vhost-user-", "another process writes its RAM (vhost-user)"),
+    ("pc-dimm", "memory devices are not handled"),
+    ("nvdimm", "memory devices are not handled"),
+    ("virtio-mem", "memory devices are not handled"),
+    ("virtio-pmem", "memory devices are not handled"),
+    ("cxl-", "memory devices are not handled"),
+];
+
+/// A RAM file of a command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedRegion {
+    /// The id of its backend.
+    pub id: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The file; new ones must be made before QEMU starts.
+    pub path: PathBuf,
+    /// Whether the file is ours to make and to remove.
+    pub owned: bool,
+}
+
+/// A command line ready to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunPlan {
+    /// The arguments after the program.
+    pub arguments: Vec<String>,
+    /// The RAM files.
+    pub regions: Vec<PlannedRegion>,
+    /// Whether QEMU puts itself in the background.
+    pub daemonizes: bool,
+}
+
+/// Plans how to run the command line `line` (without the program): RAM in
+/// files that `ram_path` names by backend id, a QMP socket at `qmp`.
+///
+/// # Errors
+/// Where the guest's RAM cannot be shared, or a device makes tracking wrong.
+pub fn plan_run(
+    line: &[String],
+    qmp: &Path,
+    ram_path: impl Fn(&str) -> PathBuf,
+) -> Result<RunPlan, Unsupported> {
+    let found = arguments(line);
+    refuse(&found)?;
+    let mut changed = line.to_vec();
+    let mut regions = Vec::new();
+    for argument in found.iter().filter(|argument| argument.name == "object") {
+        let Some(mut object) = argument.value.map(Properties::parse).transpose()? else { continue };
+        let kind = object.get("qom-type", "qom-type").unwrap_or_default();
+        if kind.starts_with("memory-backend-") {
+            regions.push(share(&kind, &mut object, &ram_path)?);
+            changed[argument.at + 1] = object.to_string();
+        }
+    }
+    let used = used_backends(&found)?;
+    for id in &used {
+        if !regions.iter().any(|region| region.id == *id) {
+            return Err(Unsupported(format!("memory backend '{id}' is used but not defined")));
+        }
+    }
+    if used.is_empty() {
+        let bytes = ram_bytes(&found)?;
+        let path = ram_path(BACKEND_ID);
+        let file = path.display().to_string().replace(',', ",,");
+        changed.extend([
+            "-object".to_owned(),
+            format!("memory-backend-file,id={BACKEND_ID},size={bytes},mem-path={file},share=on"),
+            "-machine".to_owned(),
+            format!("memory-backend={BACKEND_ID}"),
+        ]);
+        regions.push(PlannedRegion { id: BACKEND_ID.to_owned(), bytes, path, owned: true });
+    }
+    let socket = qmp.display().to_string().replace(',', ",,");
+    changed.extend([
+        "-chardev".to_owned(),
+        format!("socket,id=dewar-qmp,path={socket},server=on,wait=off"),
+        "-mon".to_owned(),
+        "chardev=dewar-qmp,mode=control".to_owned(),
+    ]);
+    let daemonizes = found.iter().any(|argument| argument.name == "daemonize");
+    Ok(RunPlan { arguments: changed, regions, daemonizes })
+}
+
+fn refuse(found: &[Argument<'_>]) -> Result<(), Unsupported> {
+    for Argument { name, value, .. } in found {
+        let value = value.unwrap_or_default();
+        let reason = match *name {
+            "snapshot" => "-snapshot keeps the disks in files that vanish with QEMU".to_owned(),
+            "mem-path" => {
+                "-mem-path makes RAM that is not shared; use -object memory-backend-file,share=on"
+                    .to_owned()
+            }
+            "incoming" => "the guest would come from a migration".to_owned(),
+            "device" => {
+                let device = Properties::parse(value)?.get("driver", "driver").unwrap_or_default();
+                match REFUSED_DEVICES.iter().find(|(prefix, _)| device.starts_with(prefix)) {
+                    Some((_, why)) => format!("-device {device}: {why}"),
+                    None => continue,
+                }
+            }
+            "netdev" if value.starts_with("vhost-user") => {
+                "-netdev vhost-user: another process writes its RAM (vhost-user)".to_owned()
+            }
+            "numa" if Properties::parse(value)?.get("mem", "").is_some() => {
+                "-numa node,mem= gives RAM that cannot be shared; use memdev=".to_owned()
+            }
+            _ => continue,
+        };
+        return Err(Unsupported(reason));
+    }
+    Ok(())
+}
+
+/// Makes a memory backend a shared file.
+fn share(
+    kind: &str,
+    object: &mut Properties,
+    ram_path: &impl Fn(&str) -> PathBuf,
+) -> Result<PlannedRegion, Unsupported> {
+    let id =
+        object.get("id", "").ok_or_else(|| Unsupported(format!("-object {kind} has no id")))?;
+    if !BACKENDS.contains(&kind) {
+        return Err(Unsupported(format!("-object {kind}: RAM of this kind cannot be shared")));
+    }
+    let bytes = parse_size(&object.get("size", "").unwrap_or_default(), 1)
+        .map_err(|_| Unsupported(format!("-object {kind},id={id} has no size")))?;
+    let (path, owned) = match object.get("mem-path", "") {
+        Some(path) if kind == "memory-backend-file" => (PathBuf::from(path), false),
+        _ => {
+            for memfd_only in ["hugetlb", "hugetlbsize", "seal"] {
+                object.remove(memfd_only);
+            }
+            object.set_implied("qom-type", "memory-backend-file");
+            (ram_path(&id), true)
+        }
+    };
+    let text = path.display().to_string();
+    object.set("mem-path", &text, Value::from(text.as_str()));
+    object.set("share", "on", Value::from(true));
+    Ok(PlannedRegion { id, bytes, path, owned })
+}
+
+/// The ids of the backends that the guest's RAM is made of.
+fn used_backends(found: &[Argument<'_>]) -> Result<Vec<String>, Unsupported> {
+    let mut used = Vec::new();
+    for Argument { name, value, .. } in found {
+        let key = match *name {
+            "machine" | "M" => "memory-backend",
+            "numa" => "memdev",
+            _ => continue,
+        };
+        used.extend(Properties::parse(value.unwrap_or_default())?.get(key, ""));
+    }
+    Ok(used)
+}
+
+fn ram_bytes(found: &[Argument<'_>]) -> Result<u64, Unsupported> {
+    const MIB: u64 = 1 << 20;
+    let mut bytes = DEFAULT_RAM;
+    for argument in found.iter().filter(|argument| argument.name == "m") {
+        let properties = Properties::parse(argument.value.unwrap_or_default())?;
+        if let Some(size) = properties.get("size", "size") {
+            bytes = parse_size(&size, MIB)?;
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,177 @@
+//! The command line of a restored guest: the user's own, with other RAM files
+//! and other disk files.
+
+use super::memory::{RunPlan, plan_run};
+use super::options::{Properties, Unsupported, arguments};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A disk file on a command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskPlace {
+    /// Where its option stands.
+    pub at: usize,
+    /// The file, as written.
+    pub path: String,
+    form: DiskForm,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum DiskForm {
+    /// `-hda FILE`, or the file alone.
+    Plain,
+    /// `-drive file=FILE,…`
+    Drive,
+    /// `-blockdev driver=file,filename=FILE,node-name=…`, a protocol node.
+    Protocol { node: String },
+    /// `-blockdev driver=qcow2,file.filename=FILE,…`, format and protocol.
+    Format,
+}
+
+/// The disk files of a command line.
+///
+/// # Errors
+/// Where an option cannot be read.
+pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
+    let mut places = Vec::new();
+    for argument in arguments(line) {
+        let value = argument.value.unwrap_or_default();
+        let (path, form) = match argument.name {
+            "" | "hda" | "hdb" | "hdc" | "hdd" | "sd" | "mtdblock" | "pflash" => {
+                (Some(value.to_owned()), DiskForm::Plain)
+            }
+            "drive" => (Properties::parse(value)?.get("file", ""), DiskForm::Drive),
+            "blockdev" => {
+                let node = Properties::parse(value)?;
+                let name = node.get("node-name", "").unwrap_or_default();
+                match node.get("filename", "") {
+                    Some(path) => (Some(path), DiskForm::Protocol { node: name }),
+                    None => (nested_filename(&node), DiskForm::Format),
+                }
+            }
+            _ => continue,
+        };
+        if let Some(path) = path {
+            places.push(DiskPlace { at: argument.at, path, form });
+        }
+    }
+    Ok(places)
+}
+
+fn nested_filename(node: &Properties) -> Option<String> {
+    match node {
+        Properties::Json(map) => Some(map.get("file")?.get("filename")?.as_str()?.to_owned()),
+        pairs => pairs.get("file.filename", ""),
+    }
+}
+
+/// What a restored guest needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestorePlan {
+    /// The user's command line with the new disk files.
+    pub line: Vec<String>,
+    /// What is run, waiting for its state (`-incoming defer`).
+    pub run: RunPlan,
+}
+
+/// Plans the command line of a restored guest: `line` as it was saved, RAM in
+/// files that `ram_path` names, each disk of `overlays` (by its place's index
+/// in [`disk_places`]) replaced by a qcow2 file.
+///
+/// # Errors
+/// As [`plan_run`].
+pub fn plan_restore(
+    line: &[String],
+    qmp: &Path,
+    ram_path: impl Fn(&str) -> PathBuf,
+    overlays: &HashMap<usize, PathBuf>,
+    lazy: bool,
+) -> Result<RestorePlan, Unsupported> {
+    let mut line = line.to_vec();
+    let places = disk_places(&line)?;
+    for (index, overlay) in overlays {
+        if let Some(place) = places.get(*index) {
+            replace_disk(&mut line, place, &overlay.display().to_string())?;
+        }
+    }
+    let own_line = line.clone();
+    // The saved command line may name files of RAM that belong to another
+    // guest, or to nobody: every backend gets a file of its own.
+    for argument in arguments(&line.clone()) {
+        if argument.name != "object" {
+            continue;
+        }
+        let mut object = Properties::parse(argument.value.unwrap_or_default())?;
+        if object
+            .get("qom-type", "qom-type")
+            .is_some_and(|kind| kind.starts_with("memory-backend-"))
+        {
+            object.remove("mem-path");
+            if lazy {
+                object.remove("prealloc");
+            }
+            line[argument.at + 1] = object.to_string();
+        }
+    }
+    if lazy {
+        let bare = arguments(&line)
+            .iter()
+            .filter(|argument| argument.name == "mem-prealloc")
+            .map(|argument| argument.at)
+            .collect::<Vec<_>>();
+        bare.into_iter().rev().for_each(|at| drop(line.remove(at)));
+    }
+    let mut run = plan_run(&line, qmp, ram_path)?;
+    run.arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
+    Ok(RestorePlan { line: own_line, run })
+}
+
+fn replace_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<(), Unsupported> {
+    match &place.form {
+        DiskForm::Plain if line[place.at].starts_with('-') => line[place.at + 1] = file.to_owned(),
+        DiskForm::Plain => line[place.at] = file.to_owned(),
+        DiskForm::Drive => {
+            let mut drive = Properties::parse(&line[place.at + 1])?;
+            drive.set("file", file, Value::from(file));
+            drive.set("format", "qcow2", Value::from("qcow2"));
+            line[place.at + 1] = drive.to_string();
+        }
+        DiskForm::Protocol { node } => {
+            let mut protocol = Properties::parse(&line[place.at + 1])?;
+            protocol.set("filename", file, Value::from(file));
+            line[place.at + 1] = protocol.to_string();
+            set_format(line, node)?;
+        }
+        DiskForm::Format => {
+            let mut format = Properties::parse(&line[place.at + 1])?;
+            match &mut format {
+                Properties::Json(map) => map["file"]["filename"] = Value::from(file),
+                pairs => pairs.set("file.filename", file, Value::Null),
+            }
+            format.set_implied("driver", "qcow2");
+            line[place.at + 1] = format.to_string();
+        }
+    }
+    Ok(())
+}
+
+/// Makes the format node above protocol node `node` a qcow2 one.
+fn set_format(line: &mut [String], node: &str) -> Result<(), Unsupported> {
+    let above: Vec<usize> = arguments(line)
+        .iter()
+        .filter(|argument| argument.name == "blockdev")
+        .filter(|argument| {
+            argument.value.is_some_and(|value| {
+                Properties::parse(value).is_ok_and(|it| it.get("file", "").as_deref() == Some(node))
+            })
+        })
+        .map(|argument| argument.at + 1)
+        .collect();
+    for at in above {
+        let mut format = Properties::parse(&line[at])?;
+        format.set_implied("driver", "qcow2");
+        line[at] = format.to_string();
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! What a running QEMU is made of, by QMP and `/proc`, and whether Dewar can
+//! handle it. Nothing is changed.
+
+use crate::qmp::Qmp;
+use crate::registry::{GuestRecord, RamFile};
+use dewar_guest::{DiskInfo, GuestError};
+use dewar_kernel::{Pid, list_fds};
+use dewar_memory::Ram;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// `f_type` of hugetlbfs (statfs(2)).
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// A writable disk of a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// What the guest crate tells of it.
+    pub info: DiskInfo,
+    /// The block node that the device is attached to.
+    pub node: String,
+    /// Its image format.
+    pub format: String,
+    /// Its file, as QEMU names it.
+    pub file: String,
+    /// Whether it is opened past the host's page cache.
+    pub direct: bool,
+}
+
+/// A guest that can be handled.
+#[derive(Debug)]
+pub struct Discovered {
+    /// Its RAM, mapped.
+    pub ram: Arc<Ram>,
+    /// Its writable disks.
+    pub disks: Vec<Disk>,
+    /// QEMU's version, such as `7.2.22`.
+    pub version: String,
+    /// The machine type with its version, such as `pc-q35-7.2`.
+    pub machine: String,
+}
+
+/// Looks a guest over.
+///
+/// # Errors
+/// [`GuestError::Unsupported`] with every reason why it cannot be handled.
+pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, GuestError> {
+    let name = &record.name;
+    let failed = |cause: String| GuestError::Failed {
+        operation: "looking over".to_owned(),
+        guest: name.clone(),
+        cause,
+    };
+    let mut ask = |command: &str, arguments: Value| {
+        qmp.execute(command, arguments).map_err(|error| failed(error.to_string()))
+    };
+    let version = ask("query-version", json!({}))?;
+    let backends = ask("query-memdev", json!({}))?;
+    let memory_devices = ask("query-memory-devices", json!({}))?;
+    let migration = ask("query-migrate", json!({}))?;
+    let blocks = ask("query-block", json!({}))?;
+    let machine = ask("qom-get", json!({"path": "/machine", "property": "type"}))?;
+    let peripherals = ask("qom-list", json!({"path": "/machine/peripheral"}))?;
+
+    let mut reasons = Vec::new();
+    if memory_devices.as_array().is_some_and(|devices| !devices.is_empty()) {
+        reasons
+            .push("it has memory devices (hot-plugged or not), which are not handled".to_owned());
+    }
+    for reason in migration["blocked-reasons"].as_array().into_iter().flatten() {
+        reasons.push(format!("QEMU cannot save its state: {}", reason.as_str().unwrap_or("?")));
+    }
+    reasons.extend(foreign_writers(record, &peripherals));
+    let disks = writable_disks(&blocks, &mut reasons);
+    let ram = map_ram(&mut ask, &backends, record.process.pid, &mut reasons)?;
+    if !reasons.is_empty() {
+        return Err(GuestError::Unsupported { guest: name.clone(), reasons });
+    }
+    let part = |name: &str| version["qemu"][name].as_u64().unwrap_or(0);
+    Ok(Discovered {
+        ram: Arc::new(ram),
+        disks,
+        version: format!("{}.{}.{}", part("major"), part("minor"), part("micro")),
+        machine: machine.as_str().unwrap_or("").trim_end_matches("-machine").to_owned(),
+    })
+}
+
+/// Whoever writes RAM past the guest's process or its page tables.
+fn foreign_writers(record: &GuestRecord, peripherals: &Value) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let files = list_fds(Pid(record.process.pid)).unwrap_or_default();
+    if files.iter().any(|file| file.target.starts_with("/dev/vfio/")) {
+        reasons.push("it uses VFIO: a device's own writes to RAM are not seen".to_owned());
+    }
+    let plugged = peripherals
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|device| device["type"].as_str().is_some_and(|kind| kind.contains("vhost-user")));
+    if plugged || record.arguments.iter().any(|argument| argument.contains("vhost-user")) {
+        reasons.push("it uses vhost-user: another process writes its RAM".to_owned());
+    }
+    reasons
+}
+
+fn writable_disks(blocks: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
+    let mut disks = Vec::new();
+    for block in blocks.as_array().into_iter().flatten() {
+        let inserted = &block["inserted"];
+        if inserted.is_null() || inserted["ro"].as_bool() != Some(false) {
+            continue;
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let device = text(&block["device"]);
+        let node = text(&inserted["node-name"]);
+        let format = text(&inserted["drv"]);
+        let name = if device.is_empty() { node.clone() } else { device };
+        if format != "qcow2" && format != "raw" {
+            reasons
+                .push(format!("disk '{name}' is of format '{format}'; qcow2 and raw are handled"));
+        }
+        disks.push(Disk {
+            info: DiskInfo {
+                name,
+                virtual_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
+            },
+            node,
+            format,
+            file: text(&inserted["file"]),
+            direct: inserted["cache"]["direct"].as_bool() == Some(true),
+        });
+    }
+    disks
+}
+
+/// Maps every RAM backend, in the order in which QEMU tells of them, by id.
+fn map_ram(
+    ask: &mut impl FnMut(&str, Value) -> Result<Value, GuestError>,
+    backends: &Value,
+    pid: i32,
+    reasons: &mut Vec<String>,
+) -> Result<Ram, GuestError> {
+    let mut ram = Ram::default();
+    let mut backends: Vec<&Value> = backends.as_array().into_iter().flatten().collect();
+    backends.sort_by_key(|backend| backend["id"].as_str().unwrap_or_default());
+    if backends.is_empty() {
+        reasons.push("its RAM is not in a memory backend".to_owned());
+    }
+    for backend in backends {
+        let id = backend["id"].as_str().unwrap_or_default();
+        let bytes = backend["size"].as_u64().unwrap_or(0);
+        let property = json!({"path": format!("/objects/{id}"), "property": "mem-path"});
+        let path = ask("qom-get", property).ok();
+        let Some(path) = path.as_ref().and_then(Value::as_str) else {
+            reasons.push(format!(
+                "RAM backend '{id}' is not a file: start QEMU with -object memory-backend-file,\
+                 id={id},size={bytes},mem-path=/dev/shm/FILE,share=on -machine memory-backend={id}"
+            ));
+            continue;
+        };
+        if backend["share"].as_bool() != Some(true) {
+            reasons
+                .push(format!("RAM backend '{id}' lacks share=on: its writes go to private pages"));
+            continue;
+        }
+        match mapping_of(pid, id, Path::new(path), bytes) {
+            Ok((file, address)) => ram.add(id.to_owned(), file, bytes, address)?,
+            Err(reason) => reasons.push(format!("RAM backend '{id}': {reason}")),
+        }
+    }
+    Ok(ram)
+}
+
+/// Maps the RAM of a guest whose files are known.
+///
+/// # Errors
+/// Where its process does not map them as it should.
+pub fn map_ram_files(guest: &str, pid: i32, files: &[RamFile]) -> Result<Ram, GuestError> {
+    let mut ram = Ram::default();
+    for RamFile { id, path, bytes } in files {
+        let (file, address) =
+            mapping_of(pid, id, path, *bytes).map_err(|reason| GuestError::Failed {
+                operation: "mapping the RAM".to_owned(),
+                guest: guest.to_owned(),
+                cause: format!("'{id}': {reason}"),
+            })?;
+        ram.add(id.clone(), file, *bytes, address)?;
+    }
+    Ok(ram)
+}
+
+/// Finds where the process maps the backend's file, and opens that very file.
+fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64), String> {
+    let maps = Process::new(pid)
+        .and_then(|process| process.maps())
+        .map_err(|error| format!("/proc/{pid}/maps cannot be read: {error}"))?;
+    let mine: Vec<&MemoryMap> =
+        maps.iter().filter(|map| is_shared(map) && is_file_of(map, id, path)).collect();
+    // A region may be split into several mappings of one run.
+    let first = mine.first().ok_or("QEMU does not map it shared")?;
+    let mut end = first.address.0;
+    for map in &mine {
+        if map.address.0 != end || map.inode != first.inode {
+            return Err("it is mapped more than once, or another backend uses its file".to_owned());
+        }
+        end = map.address.1;
+    }
+    if end - first.address.0 != bytes || first.offset != 0 {
+        return Err("it is not mapped as a whole".to_owned());
+    }
+    // By its mapping, so that it is the right file whatever its path means now.
+    let (start, stop) = first.address;
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/map_files/{start:x}-{stop:x}"))
+        .map_err(|error| format!("its file cannot be opened: {error}"))?;
+    let kind = rustix::fs::fstatfs(&opened).map_err(|error| error.to_string())?.f_type;
+    if kind == HUGETLBFS {
+        return Err("it lies on hugetlbfs, which is not handled yet: use /dev/shm".to_owned());
+    }
+    Ok((opened, first.address.0))
+}
+
+fn is_shared(map: &MemoryMap) -> bool {
+    map.perms.contains(MMPermissions::SHARED | MMPermissions::WRITE)
+}
+
+/// Whether a mapping is of the backend's file: the path itself, or the
+/// nameless file that QEMU makes where the path is a folder.
+fn is_file_of(map: &MemoryMap, id: &str, path: &Path) -> bool {
+    let MMapPath::Path(mapped) = &map.pathname else { return false };
+    let text = mapped.to_string_lossy();
+    let mapped = Path::new(text.trim_end_matches(" (deleted)"));
+    if mapped == path || std::fs::canonicalize(path).is_ok_and(|path| mapped == path) {
+        return true;
+    }
+    let made_by_qemu = |name: &str| name.starts_with(&format!("qemu_back_mem.{id}."));
+    mapped.parent() == Some(path)
+        && mapped.file_name().and_then(|name| name.to_str()).is_some_and(made_by_qemu)
+}

@@ -1,0 +1,371 @@
+//! Freezing disks in the pause and copying them after it.
+//!
+//! Before the pause an empty qcow2 overlay per disk is added to QEMU. In the
+//! pause one transaction puts the overlays on top: the disks below stand
+//! still. Afterwards, running, each disk is copied, then its overlay is
+//! committed back into it, and the guest's own file is the active one again.
+//!
+//! The commit ends in three steps, so that at every instant it is known, on
+//! disk, which file is the newest:
+//!
+//! ```text
+//!   overlay active --block-commit--> READY --job-complete--> PENDING --job-finalize--> own file active
+//!      journal: overlay                          |  journal: own   |
+//! ```
+//!
+//! In PENDING QEMU has written everything back and flushed it, and holds the
+//! guest's requests to this disk until `job-finalize`: neither file changes
+//! while the journal is written. [`settle`] goes from any of these states to
+//! the end; it is what the ordinary way and every recovery call.
+
+use crate::discover::Disk;
+use crate::journal::{Current, Journal, JournaledDisk};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::{GuestFolder, RegistryError};
+use serde_json::{Value, json};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Marks the fd sets that are ours.
+const OPAQUE: &str = "dewar";
+const POLL: Duration = Duration::from_millis(2);
+
+/// What can go wrong with a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// QEMU.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The journal.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A file.
+    #[error("{0}: {1}")]
+    File(String, std::io::Error),
+    /// `qemu-img`.
+    #[error("qemu-img {0}")]
+    Tool(String),
+    /// A job in QEMU.
+    #[error("QEMU's job '{0}' failed: {1}")]
+    Job(String, String),
+}
+
+pub(crate) fn overlay_node(index: usize) -> String {
+    format!("dewar-overlay-{index}")
+}
+
+fn copy_node(index: usize) -> String {
+    format!("dewar-copy-{index}")
+}
+
+/// Where a disk's overlay goes: beside the disk, where the guest's writes
+/// have their room anyway; into the guest's folder where the disk is no file.
+pub(crate) fn overlay_path(disk: &Disk, index: usize, cwd: &Path, folder: &GuestFolder) -> PathBuf {
+    let own = cwd.join(&disk.file);
+    if own.is_file() {
+        let mut name = own.into_os_string();
+        name.push(".dewar-overlay");
+        PathBuf::from(name)
+    } else {
+        folder.file(&format!("overlay-{index}.qcow2"))
+    }
+}
+
+/// Makes a disk's overlay and adds it to QEMU, unused.
+pub(crate) fn prepare(
+    qmp: &mut Qmp,
+    disk: &Disk,
+    index: usize,
+    overlay: &Path,
+    cwd: &Path,
+) -> Result<(), DiskError> {
+    create_overlay(overlay, &absolute(&disk.file, cwd), &disk.format, disk.info.virtual_bytes)?;
+    let file = hand_over(qmp, overlay)?;
+    let arguments = json!({
+        "driver": "qcow2",
+        "node-name": overlay_node(index),
+        "backing": null,
+        "discard": "unmap",
+        "cache": {"direct": disk.direct},
+        "file": {"driver": "file", "filename": file, "cache": {"direct": disk.direct}},
+    });
+    qmp.execute("blockdev-add", arguments)?;
+    Ok(())
+}
+
+/// Makes an empty qcow2 file over `base`.
+///
+/// # Errors
+/// Where the file exists, or `qemu-img` fails.
+pub fn create_overlay(
+    overlay: &Path,
+    base: &str,
+    base_format: &str,
+    virtual_bytes: u64,
+) -> Result<(), DiskError> {
+    create_private(overlay)?;
+    let path = overlay.display().to_string();
+    let size = virtual_bytes.to_string();
+    qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", base_format, &path, &size])
+}
+
+/// The transaction's part that puts the overlays on top.
+pub(crate) fn snapshot_actions(journal: &Journal) -> Value {
+    journal
+        .disks
+        .iter()
+        .enumerate()
+        .map(|(index, disk)| {
+            let data = json!({"node": disk.node, "overlay": overlay_node(index)});
+            json!({"type": "blockdev-snapshot", "data": data})
+        })
+        .collect()
+}
+
+/// Copies a frozen disk to a new qcow2 file, sparsely, and to disk.
+pub(crate) fn copy(
+    qmp: &mut Qmp,
+    disk: &Disk,
+    index: usize,
+    target: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), DiskError> {
+    create_private(target)?;
+    let path = target.display().to_string();
+    let size = disk.info.virtual_bytes.to_string();
+    qemu_img(&["create", "-q", "-f", "qcow2", &path, &size])?;
+    let file = hand_over(qmp, target)?;
+    let node = copy_node(index);
+    let arguments = json!({
+        "driver": "qcow2",
+        "node-name": node,
+        "discard": "unmap",
+        "detect-zeroes": "unmap",
+        "file": {"driver": "file", "filename": file},
+    });
+    qmp.execute("blockdev-add", arguments)?;
+    let job = backup_job(index);
+    let arguments = json!({
+        "job-id": job, "device": disk.node, "target": node, "sync": "full",
+        "auto-dismiss": false,
+    });
+    qmp.execute("blockdev-backup", arguments)?;
+    while let Some(state) = job_state(qmp, &job)? {
+        match state.status.as_str() {
+            "concluded" => {
+                qmp.execute("job-dismiss", json!({"id": job}))?;
+                state.error.map_or(Ok(()), |error| Err(DiskError::Job(job.clone(), error)))?;
+            }
+            _ => {
+                progress(state.done, state.of);
+                std::thread::sleep(POLL);
+            }
+        }
+    }
+    qmp.execute("blockdev-del", json!({"node-name": node}))?;
+    File::open(target)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| DiskError::File(format!("cannot sync {path}"), error))
+}
+
+/// Copies a disk of a guest that is paused and has given its files up.
+pub(crate) fn copy_offline(disk: &Disk, target: &Path, cwd: &Path) -> Result<(), DiskError> {
+    create_private(target)?;
+    let path = target.display().to_string();
+    let source = absolute(&disk.file, cwd);
+    qemu_img(&["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, &path])?;
+    File::open(target)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| DiskError::File(format!("cannot sync {path}"), error))
+}
+
+/// Brings a disk from wherever it is to its own file, and removes the overlay.
+pub(crate) fn settle(
+    qmp: &mut Qmp,
+    folder: &GuestFolder,
+    journal: &mut Journal,
+    index: usize,
+) -> Result<(), DiskError> {
+    let overlay = overlay_node(index);
+    let job = format!("dewar-commit-{index}");
+    let mut asked = false;
+    let mut failure = None;
+    loop {
+        let state = job_state(qmp, &job)?;
+        match state.as_ref().map(|state| state.status.as_str()) {
+            None if failure.is_none() && is_active(qmp, &overlay)? => {
+                let arguments = json!({
+                    "job-id": job, "device": overlay, "top-node": overlay,
+                    "base-node": journal.disks[index].node,
+                    "auto-finalize": false, "auto-dismiss": false,
+                });
+                qmp.execute("block-commit", arguments)?;
+            }
+            None => break,
+            Some("ready") if !asked => {
+                qmp.execute("job-complete", json!({"id": job}))?;
+                asked = true;
+            }
+            Some("pending") => {
+                journal.disks[index].current = Current::Own;
+                journal.save(folder)?;
+                qmp.execute("job-finalize", json!({"id": job}))?;
+            }
+            Some("concluded") => {
+                failure = state.and_then(|state| state.error);
+                qmp.execute("job-dismiss", json!({"id": job}))?;
+            }
+            Some(_) => std::thread::sleep(POLL),
+        }
+    }
+    if let Some(error) = failure {
+        // The overlay is still the active file.
+        journal.disks[index].current = Current::Overlay;
+        journal.save(folder)?;
+        return Err(DiskError::Job(job, error));
+    }
+    delete_node(qmp, &overlay)?;
+    remove_file(&journal.disks[index].overlay)
+}
+
+/// Ends a copy that nobody waits for any more.
+pub(crate) fn abandon_copy(qmp: &mut Qmp, index: usize) -> Result<(), DiskError> {
+    let job = backup_job(index);
+    let mut asked = false;
+    while let Some(state) = job_state(qmp, &job)? {
+        match state.status.as_str() {
+            "concluded" => drop(qmp.execute("job-dismiss", json!({"id": job}))?),
+            _ if !asked => {
+                asked = true;
+                // Refused where it concludes this very moment.
+                let _ = qmp.execute("job-cancel", json!({"id": job}));
+            }
+            _ => std::thread::sleep(POLL),
+        }
+    }
+    delete_node(qmp, &copy_node(index))
+}
+
+/// With QEMU gone: writes the overlay back into the guest's own file.
+pub(crate) fn settle_offline(
+    folder: &GuestFolder,
+    journal: &mut Journal,
+    index: usize,
+) -> Result<(), DiskError> {
+    let JournaledDisk { overlay, current, .. } = journal.disks[index].clone();
+    if current == Current::Overlay && overlay.exists() {
+        qemu_img(&["commit", "-q", "-f", "qcow2", &overlay.display().to_string()])?;
+        journal.disks[index].current = Current::Own;
+        journal.save(folder)?;
+    }
+    remove_file(&overlay)
+}
+
+/// Takes back the files that we gave to QEMU and it no longer uses.
+pub(crate) fn release_files(qmp: &mut Qmp) -> Result<(), DiskError> {
+    let sets = qmp.execute("query-fdsets", json!({}))?;
+    for set in sets.as_array().into_iter().flatten() {
+        let ours = |fd: &Value| fd["opaque"].as_str() == Some(OPAQUE);
+        if set["fds"].as_array().is_some_and(|fds| fds.iter().any(ours)) {
+            qmp.execute("remove-fd", json!({"fdset-id": set["fdset-id"]}))?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives QEMU a file to open, whatever user it runs as and whatever it can
+/// see; returns the name under which it opens it.
+fn hand_over(qmp: &mut Qmp, path: &Path) -> Result<String, DiskError> {
+    let open = |write: bool| {
+        OpenOptions::new()
+            .read(true)
+            .write(write)
+            .open(path)
+            .map_err(|error| DiskError::File(format!("cannot open {}", path.display()), error))
+    };
+    let first = qmp.execute_with_fd("add-fd", json!({"opaque": OPAQUE}), open(true)?.as_fd())?;
+    let set = &first["fdset-id"];
+    // QEMU looks for a descriptor with the access that it wants at the time.
+    let arguments = json!({"fdset-id": set, "opaque": OPAQUE});
+    qmp.execute_with_fd("add-fd", arguments, open(false)?.as_fd())?;
+    Ok(format!("/dev/fdset/{set}"))
+}
+
+struct JobState {
+    status: String,
+    error: Option<String>,
+    done: u64,
+    of: u64,
+}
+
+fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
+    let jobs = qmp.execute("query-jobs", json!({}))?;
+    Ok(jobs.as_array().into_iter().flatten().find(|job| job["id"] == id).map(|job| JobState {
+        status: job["status"].as_str().unwrap_or_default().to_owned(),
+        error: job["error"].as_str().map(str::to_owned),
+        done: job["current-progress"].as_u64().unwrap_or(0),
+        of: job["total-progress"].as_u64().unwrap_or(0),
+    }))
+}
+
+fn backup_job(index: usize) -> String {
+    format!("dewar-backup-{index}")
+}
+
+/// Whether a device is attached to this node.
+fn is_active(qmp: &mut Qmp, node: &str) -> Result<bool, DiskError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let mut devices = blocks.as_array().into_iter().flatten();
+    Ok(devices.any(|device| device["inserted"]["node-name"] == node))
+}
+
+fn delete_node(qmp: &mut Qmp, node: &str) -> Result<(), DiskError> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    if nodes.as_array().into_iter().flatten().any(|it| it["node-name"] == node) {
+        qmp.execute("blockdev-del", json!({"node-name": node}))?;
+    }
+    Ok(())
+}
+
+fn absolute(file: &str, cwd: &Path) -> String {
+    if file.starts_with("json:") || file.contains("://") {
+        file.to_owned()
+    } else {
+        cwd.join(file).display().to_string()
+    }
+}
+
+fn create_private(path: &Path) -> Result<(), DiskError> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map(drop)
+        .map_err(|error| DiskError::File(format!("cannot create {}", path.display()), error))
+}
+
+fn remove_file(path: &Path) -> Result<(), DiskError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(DiskError::File(format!("cannot remove {}", path.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn qemu_img(arguments: &[&str]) -> Result<(), DiskError> {
+    let output = Command::new("qemu-img")
+        .args(arguments)
+        .output()
+        .map_err(|error| DiskError::File("cannot run qemu-img".to_owned(), error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(DiskError::Tool(format!("{}: {}", arguments[0], said.trim())))
+}

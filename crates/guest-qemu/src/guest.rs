@@ -1,0 +1,337 @@
+//! A running QEMU as a [`Guest`].
+
+use crate::discover::{Discovered, discover};
+use crate::disks;
+use crate::journal::{Current, Journal, JournaledDisk};
+use crate::qmp::Qmp;
+use crate::recover::{self, is_running, put_back, put_back_offline};
+use crate::registry::{GuestFolder, GuestRecord};
+use crate::state::{self, StateChannel};
+use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
+use dewar_kernel::{Pid, list_fds, open_userfaultfd_device};
+use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The name under which QEMU holds `/dev/userfaultfd` for us.
+pub(crate) const UFFD_DEVICE: &str = "dewar-uffd";
+/// Bit of `CAP_SYS_PTRACE` in `/proc/PID/status`.
+const CAP_SYS_PTRACE: u64 = 1 << 19;
+
+/// A QEMU that a command works on. Its folder must be locked.
+#[derive(Debug)]
+pub struct QemuGuest {
+    folder: GuestFolder,
+    record: GuestRecord,
+    process: ProcessHandle,
+    qmp: Qmp,
+    found: Discovered,
+    channel: Option<StateChannel>,
+}
+
+impl QemuGuest {
+    /// Takes hold of a guest, after finishing what an earlier command left
+    /// under way.
+    ///
+    /// # Errors
+    /// [`GuestError::Unsupported`] with all reasons where it cannot be handled.
+    pub fn attach(folder: GuestFolder, record: GuestRecord) -> Result<Self, GuestError> {
+        let failed = |cause: String| GuestError::Failed {
+            operation: "taking hold".to_owned(),
+            guest: record.name.clone(),
+            cause,
+        };
+        let process = ProcessHandle::open(Pid(record.process.pid))?;
+        if !record.process.is_alive() {
+            let guest = record.name.clone();
+            return Err(GuestError::Ended { guest, operation: "it was not looked at".to_owned() });
+        }
+        let mut qmp = Qmp::connect(&record.qmp).map_err(|error| failed(error.to_string()))?;
+        put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
+        let found = discover(&mut qmp, &record)?;
+        Ok(Self { folder, record, process, qmp, found, channel: None })
+    }
+
+    /// What Dewar knows of it.
+    pub fn record(&self) -> &GuestRecord {
+        &self.record
+    }
+
+    /// What it is made of.
+    pub fn found(&self) -> &Discovered {
+        &self.found
+    }
+
+    /// The QMP connection, to share with a guardian.
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    /// How to start this guest again, for an image's record.
+    ///
+    /// # Errors
+    /// Where a writable disk is not on the command line, so that a restored
+    /// guest could not be given its copy.
+    pub fn machine(&self) -> Result<Value, GuestError> {
+        let places = crate::cmdline::disk_places(&self.record.arguments)
+            .map_err(|error| self.failed("reading the command line", error))?;
+        let real = |file: &str| {
+            let path = self.record.folder.join(file);
+            fs::canonicalize(&path).unwrap_or(path)
+        };
+        let mut disks = Vec::new();
+        for disk in &self.found.disks {
+            let own = real(&disk.file);
+            let place = places.iter().position(|place| real(&place.path) == own);
+            let Some(place) = place else {
+                let reason = format!(
+                    "disk '{}' ({}) is not on QEMU's command line, so it could not be restored",
+                    disk.info.name, disk.file
+                );
+                return Err(GuestError::Unsupported {
+                    guest: self.record.name.clone(),
+                    reasons: vec![reason],
+                });
+            };
+            disks.push(json!({"name": disk.info.name, "place": place}));
+        }
+        let record = &self.record;
+        Ok(json!({
+            "hypervisor": "qemu",
+            "program": record.program,
+            "arguments": record.arguments,
+            "folder": record.folder,
+            "version": self.found.version,
+            "machine": self.found.machine,
+            "disks": disks,
+        }))
+    }
+
+    fn failed(&self, operation: &str, cause: impl Display) -> GuestError {
+        let guest = self.record.name.clone();
+        if self.process.has_ended() {
+            return GuestError::Ended { guest, operation: operation.to_owned() };
+        }
+        GuestError::Failed { operation: operation.to_owned(), guest, cause: cause.to_string() }
+    }
+
+    /// Runs `step` on the parts that it needs, and names the operation in its
+    /// error.
+    fn step<T, E: Display>(
+        &mut self,
+        operation: &str,
+        step: impl FnOnce(&mut Qmp, &Discovered, &GuestFolder) -> Result<T, E>,
+    ) -> Result<T, GuestError> {
+        step(&mut self.qmp, &self.found, &self.folder)
+            .map_err(|error| self.failed(operation, error))
+    }
+
+    fn journal(&self) -> Result<Journal, GuestError> {
+        Journal::load(&self.folder)
+            .map(Option::unwrap_or_default)
+            .map_err(|error| self.failed("reading the journal", error))
+    }
+
+    fn plan_journal(&mut self) -> Result<Journal, GuestError> {
+        let cwd = self.record.folder.clone();
+        self.step("looking at the settings", |qmp, found, folder| {
+            let was_running = is_running(qmp)?;
+            // A guest that stands still needs no overlays: nobody writes.
+            let disks = if was_running { &found.disks[..] } else { &[] };
+            Ok::<_, crate::qmp::QmpError>(Journal {
+                was_running,
+                capabilities: state::capabilities_to_change(qmp)?,
+                tls_creds: state::tls_creds(qmp)?,
+                disks: disks
+                    .iter()
+                    .enumerate()
+                    .map(|(index, disk)| JournaledDisk {
+                        node: disk.node.clone(),
+                        overlay: disks::overlay_path(disk, index, &cwd, folder),
+                        current: Current::Overlay,
+                    })
+                    .collect(),
+            })
+        })
+    }
+
+    fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
+        let existing: Vec<String> = journal
+            .disks
+            .iter()
+            .filter(|disk| disk.overlay.exists())
+            .map(|disk| {
+                format!(
+                    "{} exists: a checkpoint under another --root was cut short; finish it there",
+                    disk.overlay.display()
+                )
+            })
+            .collect();
+        if existing.is_empty() {
+            return Ok(());
+        }
+        Err(GuestError::Unsupported { guest: self.record.name.clone(), reasons: existing })
+    }
+}
+
+impl Guest for QemuGuest {
+    fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    fn process(&self) -> &ProcessHandle {
+        &self.process
+    }
+
+    fn ram(&self) -> Arc<Ram> {
+        self.found.ram.clone()
+    }
+
+    fn uffd_origin(&mut self) -> Result<UffdOrigin, GuestError> {
+        let pid = self.process.pid();
+        if may_call_userfaultfd(pid) {
+            return Ok(UffdOrigin::Syscall);
+        }
+        let device = open_userfaultfd_device()?;
+        self.step("handing over /dev/userfaultfd", |qmp, _, _| {
+            qmp.execute_with_fd("getfd", json!({"fdname": UFFD_DEVICE}), device.as_fd())
+        })?;
+        let files = list_fds(pid)?;
+        let theirs = files.iter().find(|file| file.target == Path::new("/dev/userfaultfd"));
+        theirs
+            .map(|file| UffdOrigin::Device(file.number))
+            .ok_or_else(|| self.failed("handing over /dev/userfaultfd", "QEMU does not have it"))
+    }
+
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        let journal = self.plan_journal()?;
+        self.refuse_existing_overlays(&journal)?;
+        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
+        let cwd = self.record.folder.clone();
+        let overlays = journal.disks.len();
+        for index in 0..overlays {
+            let overlay = journal.disks[index].overlay.clone();
+            self.step("adding an overlay", |qmp, found, _| {
+                disks::prepare(qmp, &found.disks[index], index, &overlay, &cwd)
+            })?;
+        }
+        self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
+            let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
+            state::set_capabilities(qmp, needed)?;
+            if journal.tls_creds.is_some() {
+                state::set_tls_creds(qmp, "")?;
+            }
+            StateChannel::open(qmp)
+        })?);
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), GuestError> {
+        // An empty transaction waits for all I/O in flight (qmp_transaction in
+        // QEMU's blockdev.c), without flushing disks as `stop` does.
+        self.step("draining I/O", |qmp, _, _| {
+            qmp.execute("transaction", json!({"actions": []})).map(drop)
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), GuestError> {
+        for disk in &self.found.disks {
+            let path = self.record.folder.join(&disk.file);
+            if let Ok(file) = fs::File::open(path) {
+                file.sync_data().map_err(|error| self.failed("flushing a disk", error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), GuestError> {
+        self.step("stopping", |qmp, _, _| qmp.execute("stop", json!({})).map(drop))
+    }
+
+    fn save_state(&mut self) -> Result<Vec<u8>, GuestError> {
+        let journal = self.journal()?;
+        let channel = self.channel.take();
+        self.step("saving the device state", |qmp, _, _| {
+            let actions = disks::snapshot_actions(&journal);
+            qmp.execute("transaction", json!({"actions": actions}))?;
+            let channel = channel.map_or_else(|| StateChannel::open(qmp), Ok)?;
+            channel.save(qmp)
+        })
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        let journal = self.journal()?;
+        self.step("resuming", |qmp, _, _| recover::resume(qmp, &journal))
+    }
+
+    fn copy_disks(
+        &mut self,
+        place: &mut dyn FnMut(usize, &DiskInfo) -> Result<PathBuf, GuestError>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Vec<DiskCopy>, GuestError> {
+        let journal = self.journal()?;
+        let cwd = self.record.folder.clone();
+        let of: u64 = self.found.disks.iter().map(|disk| disk.info.virtual_bytes).sum();
+        let mut before = 0;
+        let mut copies = Vec::new();
+        for (index, disk) in self.found.disks.clone().iter().enumerate() {
+            let path = place(index, &disk.info)?;
+            self.step("copying a disk", |qmp, _, _| {
+                if journal.was_running {
+                    let mut told = |done, _| progress(before + done, of);
+                    disks::copy(qmp, disk, index, &path, &mut told)
+                } else {
+                    disks::copy_offline(disk, &path, &cwd)
+                }
+            })?;
+            before += disk.info.virtual_bytes;
+            copies.push(DiskCopy { disk: disk.info.clone(), path, format: "qcow2".to_owned() });
+        }
+        Ok(copies)
+    }
+
+    fn finish(&mut self) -> Result<(), GuestError> {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> Result<(), GuestError> {
+        self.channel = None;
+        if self.process.has_ended() {
+            return put_back_offline(&self.folder)
+                .map_err(|error| self.failed("making its disks current", error));
+        }
+        self.step("putting it back", |qmp, _, folder| put_back(qmp, folder))
+    }
+
+    fn health(&mut self) -> Health {
+        if self.process.has_ended() {
+            return Health::Gone;
+        }
+        match (is_running(&mut self.qmp), Journal::load(&self.folder)) {
+            (Ok(true), Ok(None)) => Health::Running,
+            (Ok(false), Ok(None)) => Health::Paused,
+            (Ok(_), Ok(Some(_))) => {
+                Health::Unknown("its disks or settings are not as they were".to_owned())
+            }
+            (Err(error), _) => Health::Unknown(error.to_string()),
+            (_, Err(error)) => Health::Unknown(error.to_string()),
+        }
+    }
+}
+
+/// Whether the process may make a userfaultfd that serves the kernel's own
+/// accesses too (userfaultfd(2)).
+fn may_call_userfaultfd(pid: Pid) -> bool {
+    let everybody = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
+        .is_ok_and(|text| text.trim() == "1");
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|caps| u64::from_str_radix(caps.trim(), 16).ok());
+    everybody || effective.is_some_and(|caps| caps & CAP_SYS_PTRACE != 0)
+}

@@ -1,0 +1,68 @@
+//! What to undo: written before a guest is touched, removed when it is as it
+//! was. Whoever finds one finishes it: the guardian, or the next command.
+
+use crate::registry::{GuestFolder, RegistryError};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+const FILE: &str = "journal.json";
+
+/// How a guest was before we touched it, and what we put beside its disks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    /// Whether its vCPUs ran.
+    pub was_running: bool,
+    /// Migration capabilities that we change, with their values before.
+    pub capabilities: Vec<(String, bool)>,
+    /// The migration's TLS credentials, where they were set.
+    pub tls_creds: Option<String>,
+    /// Its writable disks.
+    pub disks: Vec<JournaledDisk>,
+}
+
+/// A disk whose writes go, or may go, to an overlay for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournaledDisk {
+    /// The block node of the guest's own disk.
+    pub node: String,
+    /// The overlay's file.
+    pub overlay: PathBuf,
+    /// Which file is current if QEMU is gone.
+    pub current: Current,
+}
+
+/// Which file holds a disk's newest content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Current {
+    /// The overlay, if it was ever used; the guest's own file under it.
+    Overlay,
+    /// The guest's own file: all of the overlay was written back.
+    Own,
+}
+
+impl Journal {
+    /// The journal of a guest, if something is under way.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn load(folder: &GuestFolder) -> Result<Option<Self>, RegistryError> {
+        folder.read(FILE)
+    }
+
+    /// Writes it to disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn save(&self, folder: &GuestFolder) -> Result<(), RegistryError> {
+        folder.write(FILE, self)
+    }
+
+    /// Says that the guest is as it was.
+    ///
+    /// # Errors
+    /// Where the file cannot be removed.
+    pub fn close(folder: &GuestFolder) -> Result<(), RegistryError> {
+        folder.remove(FILE)
+    }
+}

@@ -1,0 +1,202 @@
+//! Starting a QEMU in the background.
+
+use crate::cmdline::{PlannedRegion, RunPlan};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::ProcessId;
+use dewar_kernel::{detach, free_bytes};
+use dewar_units::ByteSize;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a QEMU may take to offer its QMP socket.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Why a QEMU did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// There is no room for the guest's RAM.
+    #[error("no room for the RAM file {}: it needs {needed}, {free} are free", path.display())]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        needed: ByteSize,
+        /// What is left.
+        free: ByteSize,
+    },
+    /// A file could not be made.
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    File {
+        /// What was being done.
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system answered.
+        cause: std::io::Error,
+    },
+    /// The program did not start, or ended at once.
+    #[error("{} did not start: {said}", program.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// What it printed, or what the system answered.
+        said: String,
+    },
+    /// It runs but does not talk to us.
+    #[error("{} does not offer its QMP socket: {cause}", program.display())]
+    Mute {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        cause: QmpError,
+    },
+}
+
+/// A QEMU that was just started.
+#[derive(Debug)]
+pub struct Launched {
+    /// Its process.
+    pub process: ProcessId,
+    /// The connection to it.
+    pub qmp: Qmp,
+}
+
+/// Makes the RAM files that are ours, empty, after seeing that there is room.
+/// What was made is removed again where it fails.
+///
+/// # Errors
+/// Where there is no room, or a file cannot be made.
+pub fn make_ram_files(regions: &[PlannedRegion]) -> Result<Vec<PathBuf>, LaunchError> {
+    let mut made = Vec::new();
+    let result = regions.iter().filter(|region| region.owned).try_for_each(|region| {
+        let path = &region.path;
+        let file_error =
+            |operation| move |cause| LaunchError::File { operation, path: path.clone(), cause };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let promised: u64 =
+            regions.iter().filter(|it| made.contains(&it.path)).map(|it| it.bytes).sum();
+        let free = free_bytes(folder)
+            .map_err(|error| file_error("look for room beside")(error.cause))?
+            .saturating_sub(promised);
+        if free < region.bytes {
+            let (needed, free) = (ByteSize(region.bytes), ByteSize(free));
+            return Err(LaunchError::NoRoom { path: path.clone(), needed, free });
+        }
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(file_error("create"))?;
+        made.push(path.clone());
+        file.set_len(region.bytes).map_err(file_error("size"))
+    });
+    match result {
+        Ok(()) => Ok(made),
+        Err(error) => {
+            remove_files(&made);
+            Err(error)
+        }
+    }
+}
+
+/// Removes files, as far as they can be.
+pub fn remove_files(paths: &[PathBuf]) {
+    for path in paths {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Starts `program` with a planned command line; what it prints goes to `log`.
+///
+/// # Errors
+/// Where it does not start; then no process is left.
+pub fn launch(
+    program: &Path,
+    plan: &RunPlan,
+    folder: &Path,
+    log: &Path,
+    qmp_path: &Path,
+) -> Result<Launched, LaunchError> {
+    let file_error =
+        |operation, cause| LaunchError::File { operation, path: log.to_owned(), cause };
+    let printed = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(log)
+        .map_err(|cause| file_error("open", cause))?;
+    let start = printed.metadata().map_or(0, |data| data.len());
+    let second = printed.try_clone().map_err(|cause| file_error("open", cause))?;
+    let _ = fs::remove_file(qmp_path);
+    let mut command = Command::new(program);
+    command
+        .args(&plan.arguments)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(printed))
+        .stderr(Stdio::from(second));
+    let mut child = detach(&mut command).spawn().map_err(|cause| LaunchError::Program {
+        program: program.to_owned(),
+        said: cause.to_string(),
+    })?;
+    let launched = wait_ready(&mut child, program, plan, qmp_path);
+    if let Err(LaunchError::Program { program, .. }) = launched {
+        let said = said_since(log, start);
+        return Err(LaunchError::Program { program, said });
+    }
+    if launched.is_err() {
+        // It may run but will never be ours.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    launched
+}
+
+fn wait_ready(
+    child: &mut Child,
+    program: &Path,
+    plan: &RunPlan,
+    qmp_path: &Path,
+) -> Result<Launched, LaunchError> {
+    let deadline = Instant::now() + READY_WITHIN;
+    loop {
+        let ended = child.try_wait().ok().flatten();
+        // A QEMU that puts itself in the background ends its first process.
+        if ended.is_some_and(|status| !(plan.daemonizes && status.success())) {
+            return Err(LaunchError::Program { program: program.to_owned(), said: String::new() });
+        }
+        let cause = match Qmp::connect(qmp_path) {
+            Ok(qmp) => {
+                let pid = qmp.peer_pid().unwrap_or(0);
+                if let Some(process) = ProcessId::of(pid) {
+                    return Ok(Launched { process, qmp });
+                }
+                QmpError::Closed
+            }
+            Err(error) => error,
+        };
+        if Instant::now() > deadline {
+            return Err(LaunchError::Mute { program: program.to_owned(), cause });
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// What was printed to the log since it had `start` bytes.
+fn said_since(log: &Path, start: u64) -> String {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut text = String::new();
+    let read = File::open(log).and_then(|mut file| {
+        file.seek(SeekFrom::Start(start))?;
+        file.take(4096).read_to_string(&mut text)
+    });
+    match (read, text.trim()) {
+        (Ok(_), "") | (Err(_), _) => "it ended without a word".to_owned(),
+        (Ok(_), said) => said.replace('\n', "; "),
+    }
+}

@@ -1,0 +1,241 @@
+//! QMP, QEMU's control protocol: one JSON object a line, file descriptors
+//! beside them (docs/interop/qmp-spec in QEMU's sources).
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Value, json};
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to answer a command.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// How long it may take to greet us: one client is served at a time.
+const GREET_WITHIN: Duration = Duration::from_secs(5);
+
+/// What can go wrong between QEMU and us.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// QEMU closed the connection; as a rule, it ended.
+    #[error("QEMU closed its QMP connection")]
+    Closed,
+    /// No answer came.
+    #[error("QEMU did not answer '{command}' within {} s", within.as_secs())]
+    Silent {
+        /// To what.
+        command: String,
+        /// In how long.
+        within: Duration,
+    },
+    /// Another program holds the QMP socket.
+    #[error("QEMU does not greet on its QMP socket: another program is connected to it")]
+    Busy,
+    /// QEMU refused a command.
+    #[error("QEMU refuses '{command}': {reason}")]
+    Refused {
+        /// Which.
+        command: String,
+        /// In its words.
+        reason: String,
+    },
+    /// The socket failed.
+    #[error("QMP socket: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// A connection to a QEMU.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: UnixStream,
+    received: Vec<u8>,
+    events: Vec<Value>,
+    next_id: u64,
+}
+
+impl Qmp {
+    /// Connects and leaves negotiation mode.
+    ///
+    /// # Errors
+    /// Where nobody listens, or somebody else is connected.
+    pub fn connect(path: &Path) -> Result<Self, QmpError> {
+        let mut qmp = Self::over(UnixStream::connect(path)?);
+        match qmp.message(Instant::now() + GREET_WITHIN) {
+            Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
+            Ok(Some(other)) => {
+                return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());
+            }
+            Ok(None) => return Err(QmpError::Busy),
+            Err(error) => return Err(error),
+        }
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Takes over a connection whose user died; what it left unread, perhaps
+    /// from the middle of a line, is skipped.
+    pub fn take_over(fd: OwnedFd) -> Self {
+        let mut qmp = Self::over(UnixStream::from(fd));
+        // Ids of the dead user must not be taken for ours.
+        qmp.next_id = 1 << 32;
+        qmp
+    }
+
+    fn over(stream: UnixStream) -> Self {
+        Self { stream, received: Vec::new(), events: Vec::new(), next_id: 1 }
+    }
+
+    /// The number of the process at the other end, as it was when it began to
+    /// listen.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn peer_pid(&self) -> Result<i32, QmpError> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.stream)
+            .map_err(|error| QmpError::Socket(error.into()))?;
+        Ok(credentials.pid.as_raw_nonzero().get())
+    }
+
+    /// Runs a command and returns what it returns.
+    ///
+    /// # Errors
+    /// Where QEMU refuses, is gone, or does not answer.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.run(command, arguments, None)
+    }
+
+    /// Runs a command that takes a file descriptor.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn execute_with_fd(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Value, QmpError> {
+        self.run(command, arguments, Some(fd))
+    }
+
+    /// Forgets the events that came so far.
+    pub fn forget_events(&mut self) {
+        self.events.clear();
+    }
+
+    /// Waits for an event with this name, come since the last
+    /// [`Qmp::forget_events`]; `None` where none came in time.
+    ///
+    /// # Errors
+    /// Where QEMU is gone.
+    pub fn wait_event(&mut self, name: &str, within: Duration) -> Result<Option<Value>, QmpError> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(at) = self.events.iter().position(|event| event["event"] == name) {
+                return Ok(Some(self.events.remove(at)));
+            }
+            match self.message(deadline)? {
+                Some(message) => self.note(message),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn run(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Value, QmpError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        line.push('\n');
+        self.send(line.as_bytes(), fd)?;
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        loop {
+            let Some(mut message) = self.message(deadline)? else {
+                let command = command.to_owned();
+                return Err(QmpError::Silent { command, within: ANSWER_WITHIN });
+            };
+            if message["id"] != id {
+                self.note(message);
+            } else if let Some(error) = message.get("error") {
+                let reason = error["desc"].as_str().unwrap_or("no reason given").to_owned();
+                return Err(QmpError::Refused { command: command.to_owned(), reason });
+            } else {
+                return Ok(message["return"].take());
+            }
+        }
+    }
+
+    fn note(&mut self, message: Value) {
+        if message.get("event").is_some() {
+            self.events.push(message);
+        }
+    }
+
+    fn send(&mut self, mut bytes: &[u8], mut fd: Option<BorrowedFd<'_>>) -> Result<(), QmpError> {
+        while !bytes.is_empty() {
+            let sent = send_with_fd(self.stream.as_fd(), bytes, fd.take())?;
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// The next message, or `None` at the deadline. Lines that are not JSON
+    /// are the torn rest of a dead user's.
+    fn message(&mut self, deadline: Instant) -> Result<Option<Value>, QmpError> {
+        loop {
+            while let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                if let Ok(message) = serde_json::from_slice(&line) {
+                    return Ok(Some(message));
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut buffer = [0; 16 << 10];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(QmpError::Closed),
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => return Ok(None),
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::ConnectionReset => return Err(QmpError::Closed),
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+    }
+}
+
+impl AsFd for Qmp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Sends bytes over a unix socket, with a descriptor beside them. Returns how
+/// many bytes went.
+pub(crate) fn send_with_fd(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, QmpError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).map_err(|error| {
+        match error {
+            rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => QmpError::Closed,
+            error => QmpError::Socket(error.into()),
+        }
+    })
+}

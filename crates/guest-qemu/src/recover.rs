@@ -1,0 +1,79 @@
+//! Putting a guest back as its journal says it was.
+
+use crate::disks::{self, DiskError};
+use crate::journal::Journal;
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::{GuestFolder, RegistryError};
+use crate::state::{self, StateError};
+use serde_json::json;
+
+/// Why a guest could not be put back.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// QEMU.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// Its migration.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The journal.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// Undoes whatever is under way with a guest, if anything is: first it runs
+/// again, then its settings and its disks are put right. May be called at any
+/// time and any number of times; each step looks at how things are.
+///
+/// # Errors
+/// Where a step fails; the journal stays, and the next call goes on.
+pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError> {
+    let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
+    state::cancel_migration(qmp)?;
+    resume(qmp, &journal)?;
+    restore_settings(qmp, &journal)?;
+    for index in 0..journal.disks.len() {
+        disks::abandon_copy(qmp, index)?;
+        disks::settle(qmp, folder, &mut journal, index)?;
+    }
+    disks::release_files(qmp)?;
+    Ok(Journal::close(folder)?)
+}
+
+/// The same where QEMU is gone: the disks' own files are made current.
+///
+/// # Errors
+/// Where a disk cannot be written back; the journal stays.
+pub fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError> {
+    let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
+    for index in 0..journal.disks.len() {
+        disks::settle_offline(folder, &mut journal, index)?;
+    }
+    Ok(Journal::close(folder)?)
+}
+
+/// Lets the guest run, if it ran before.
+pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
+    if journal.was_running && !is_running(qmp)? {
+        qmp.execute("cont", json!({}))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
+    state::set_capabilities(qmp, journal.capabilities.iter().cloned())?;
+    if let Some(id) = &journal.tls_creds {
+        state::set_tls_creds(qmp, id)?;
+    }
+    // Only there where QEMU may not make a userfaultfd by itself.
+    let _ = qmp.execute("closefd", json!({"fdname": crate::guest::UFFD_DEVICE}));
+    Ok(())
+}
+
+/// Whether the vCPUs run.
+pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    Ok(qmp.execute("query-status", json!({}))?["running"].as_bool() == Some(true))
+}

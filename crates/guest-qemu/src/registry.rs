@@ -1,0 +1,339 @@
+//! What Dewar knows of its guests: a folder each under the root.
+//!
+//! ```text
+//! ROOT/guests/NAME/guest.json    the guest's record
+//!                 /journal.json  what to undo, while something is under way
+//!                 /lock          held by the command that works on the guest
+//!                 /qmp.sock      Dewar's QMP socket
+//!                 /console.log   what QEMU prints
+//!                 /disk-N.qcow2  overlays of a restored guest
+//! ROOT/store/                    the default store
+//! ```
+
+use rustix::fs::{FlockOperation, flock};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A problem with a guest's folder.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// There is no such guest.
+    #[error("there is no guest '{0}'")]
+    NoSuchGuest(String),
+    /// The name is taken.
+    #[error("there is a guest '{0}' already")]
+    Exists(String),
+    /// The name cannot be a file's.
+    #[error("'{0}' is no name for a guest: use letters, digits, '-', '_' and '.', at most 40")]
+    BadName(String),
+    /// Another command works on the guest.
+    #[error("another dewar command is working on guest '{0}'")]
+    Locked(String),
+    /// A file could not be read or written.
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system answered.
+        cause: io::Error,
+    },
+}
+
+fn io_error<'a>(
+    operation: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> RegistryError + use<'a> {
+    move |cause| RegistryError::Io { operation, path: path.to_owned(), cause }
+}
+
+/// A process, told from a later one with the same number by when it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: i32,
+    /// Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
+    pub started: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = procfs::process::Process::new(pid).ok()?.stat().ok()?;
+        (stat.state != 'Z' && stat.state != 'X').then_some(Self { pid, started: stat.starttime })
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        Self::of(self.pid) == Some(*self)
+    }
+}
+
+/// How far a guest has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Its state is being loaded; it has not run yet.
+    Restoring,
+    /// It was started.
+    Running,
+}
+
+/// Where a restored guest came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The folder of the store.
+    pub store: PathBuf,
+    /// The image.
+    pub image: String,
+    /// The files in the store that its disks stand on.
+    pub disks: Vec<PathBuf>,
+}
+
+/// A file of a guest's RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RamFile {
+    /// The id of its backend.
+    pub id: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// What is known of a guest between commands.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GuestRecord {
+    /// Its name.
+    pub name: String,
+    /// QEMU.
+    pub process: ProcessId,
+    /// The QEMU program.
+    pub program: PathBuf,
+    /// The user's own arguments.
+    pub arguments: Vec<String>,
+    /// The folder in which QEMU was started.
+    pub folder: PathBuf,
+    /// The QMP socket that Dewar uses.
+    pub qmp: PathBuf,
+    /// Whether somebody else started it.
+    pub adopted: bool,
+    /// Its RAM, in the order of its pages.
+    pub ram: Vec<RamFile>,
+    /// RAM files to remove when its process has ended.
+    pub owned_ram: Vec<PathBuf>,
+    /// How far it has come.
+    pub phase: Phase,
+    /// The checkpoint that it was restored from.
+    pub origin: Option<Origin>,
+    /// The page server of a guest that was restored lazily; `server.json` tells
+    /// how far it is.
+    pub server: Option<ProcessId>,
+}
+
+/// The root of everything that Dewar keeps on a host.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    root: PathBuf,
+}
+
+impl Registry {
+    /// The registry in `root`.
+    pub fn new(root: &Path) -> Self {
+        Self { root: std::path::absolute(root).unwrap_or_else(|_| root.to_owned()) }
+    }
+
+    /// The root folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The default store's folder.
+    pub fn default_store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The names of all guests, in order.
+    pub fn names(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.root.join("guests")) else { return Vec::new() };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter(|entry| entry.path().join("guest.json").exists())
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The folder of a guest, existing or not.
+    ///
+    /// # Errors
+    /// Where the name cannot be a guest's.
+    pub fn guest(&self, name: &str) -> Result<GuestFolder, RegistryError> {
+        let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        let first = name.chars().next();
+        if name.len() > 40
+            || !name.chars().all(fits)
+            || !first.is_some_and(|it| it.is_ascii_alphanumeric())
+        {
+            return Err(RegistryError::BadName(name.to_owned()));
+        }
+        Ok(GuestFolder { name: name.to_owned(), path: self.root.join("guests").join(name) })
+    }
+}
+
+/// The folder of one guest.
+#[derive(Debug, Clone)]
+pub struct GuestFolder {
+    name: String,
+    path: PathBuf,
+}
+
+/// The right to work on a guest; other commands are kept out while it lives.
+#[derive(Debug)]
+pub struct GuestLock {
+    file: File,
+}
+
+impl GuestLock {
+    /// The lock from a descriptor that a dead command left us.
+    pub fn inherit(fd: OwnedFd) -> Self {
+        Self { file: File::from(fd) }
+    }
+}
+
+impl AsFd for GuestLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl GuestFolder {
+    /// The guest's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A file in the folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Makes the folder where it is missing, and takes the lock.
+    ///
+    /// # Errors
+    /// [`RegistryError::Locked`] where another command holds it.
+    pub fn lock(&self) -> Result<GuestLock, RegistryError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.path)
+            .map_err(io_error("create", &self.path))?;
+        let path = self.file("lock");
+        let file = private(OpenOptions::new().write(true).create(true).truncate(false))
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| RegistryError::Locked(self.name.clone()))?;
+        Ok(GuestLock { file })
+    }
+
+    /// The guest's record.
+    ///
+    /// # Errors
+    /// [`RegistryError::NoSuchGuest`] where there is none.
+    pub fn record(&self) -> Result<GuestRecord, RegistryError> {
+        self.read("guest.json")?.ok_or_else(|| RegistryError::NoSuchGuest(self.name.clone()))
+    }
+
+    /// Writes the record.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn set_record(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        self.write("guest.json", record)
+    }
+
+    /// Reads a JSON file of the folder; `None` where there is none.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RegistryError> {
+        let path = self.file(name);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| io_error("read", &path)(io::Error::other(error))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("read", &path)(error)),
+        }
+    }
+
+    /// Writes a JSON file of the folder in one step, and to disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
+        let path = self.file(name);
+        let part = self.file(&format!("{name}.part"));
+        let write = || -> io::Result<()> {
+            let mut file =
+                private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
+            serde_json::to_writer(&file, value)?;
+            file.write_all(b"\n")?;
+            file.sync_all()?;
+            fs::rename(&part, &path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(io_error("write", &path))
+    }
+
+    /// Removes a file of the folder, if it is there, for good.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<(), RegistryError> {
+        let path = self.file(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(io_error("remove", &path)(error)),
+            Ok(()) => File::open(&self.path)
+                .and_then(|folder| folder.sync_all())
+                .map_err(io_error("sync", &self.path)),
+        }
+    }
+
+    /// Removes the RAM files of a guest whose process has ended.
+    ///
+    /// # Errors
+    /// Where one cannot be removed.
+    pub fn remove_ram(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        for path in &record.owned_ram {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("remove", path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the folder, and with it the guest.
+    ///
+    /// # Errors
+    /// Where something cannot be removed.
+    pub fn remove_all(&self) -> Result<(), RegistryError> {
+        fs::remove_dir_all(&self.path).map_err(io_error("remove", &self.path))
+    }
+}
+
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.mode(0o600)
+}

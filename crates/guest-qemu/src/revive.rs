@@ -1,0 +1,172 @@
+//! Starting a guest again from what an image says of it.
+
+use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_restore};
+use crate::disks::{DiskError, create_overlay};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::GuestFolder;
+use crate::state::{self, StateError};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// What `QemuGuest::machine` writes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Machine {
+    /// The QEMU program.
+    pub program: PathBuf,
+    /// The user's own arguments.
+    pub arguments: Vec<String>,
+    /// The folder in which QEMU was started.
+    pub folder: PathBuf,
+    /// QEMU's version.
+    pub version: String,
+    /// The machine type with its version.
+    pub machine: String,
+    /// The writable disks: name, and place on the command line.
+    pub disks: Vec<MachineDisk>,
+}
+
+/// A writable disk of a [`Machine`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MachineDisk {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// Its index among the disk files of the command line.
+    pub place: usize,
+}
+
+/// A saved copy of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedDisk {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// The copy.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: String,
+    /// The size that the guest sees.
+    pub virtual_bytes: u64,
+}
+
+/// Why a guest cannot be started again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviveError {
+    /// The image's description of it.
+    #[error("the image's description of its machine cannot be read: {0}")]
+    Machine(#[from] serde_json::Error),
+    /// The command line.
+    #[error("its command line: {0}")]
+    CommandLine(#[from] Unsupported),
+    /// A disk of the machine has no copy.
+    #[error("the image has no copy of disk '{0}'")]
+    NoCopy(String),
+    /// An overlay.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// RAM regions differ.
+    #[error("RAM '{id}' has {planned} bytes on the command line and {saved} in the image")]
+    RamDiffers {
+        /// The backend's id.
+        id: String,
+        /// Bytes by the command line.
+        planned: u64,
+        /// Bytes in the image.
+        saved: u64,
+    },
+}
+
+/// A guest about to be started again.
+#[derive(Debug)]
+pub struct Revival {
+    /// What the image says.
+    pub machine: Machine,
+    /// Its new command lines.
+    pub plan: RestorePlan,
+    /// Its RAM files, in the order of the image's regions.
+    pub regions: Vec<PlannedRegion>,
+    /// The overlays that its disks run on.
+    pub overlays: Vec<PathBuf>,
+}
+
+/// Plans a revival and makes its overlays. RAM files go to `ram_path`; the
+/// image's regions are `regions`, by name and bytes.
+///
+/// # Errors
+/// Where the image and its command line do not fit together; then nothing is
+/// left.
+pub fn plan_revival(
+    machine: Value,
+    disks: &[SavedDisk],
+    regions: &[(String, u64)],
+    folder: &GuestFolder,
+    ram_path: impl Fn(&str) -> PathBuf,
+    lazy: bool,
+) -> Result<Revival, ReviveError> {
+    let machine: Machine = serde_json::from_value(machine)?;
+    let places = disk_places(&machine.arguments)?.len();
+    let mut overlays = HashMap::new();
+    for (index, disk) in machine.disks.iter().enumerate() {
+        if disk.place >= places || !disks.iter().any(|saved| saved.name == disk.name) {
+            return Err(ReviveError::NoCopy(disk.name.clone()));
+        }
+        overlays.insert(disk.place, folder.file(&format!("disk-{index}.qcow2")));
+    }
+    let socket = folder.file("qmp.sock");
+    let plan = plan_restore(&machine.arguments, &socket, ram_path, &overlays, lazy)?;
+    let planned = order_regions(&plan.run.regions, regions)?;
+    let mut made = Vec::new();
+    for disk in &machine.disks {
+        let path = overlays[&disk.place].clone();
+        let result = disks
+            .iter()
+            .find(|saved| saved.name == disk.name)
+            .ok_or_else(|| ReviveError::NoCopy(disk.name.clone()))
+            .and_then(|saved| Ok(overlay_on(saved, &path)?));
+        if let Err(error) = result {
+            crate::launch::remove_files(&made);
+            return Err(error);
+        }
+        made.push(path);
+    }
+    Ok(Revival { machine, plan, regions: planned, overlays: made })
+}
+
+fn overlay_on(saved: &SavedDisk, overlay: &Path) -> Result<(), DiskError> {
+    let _ = std::fs::remove_file(overlay);
+    let base = saved.path.display().to_string();
+    create_overlay(overlay, &base, &saved.format, saved.virtual_bytes)
+}
+
+/// The planned regions in the order of the saved ones.
+fn order_regions(
+    planned: &[PlannedRegion],
+    saved: &[(String, u64)],
+) -> Result<Vec<PlannedRegion>, ReviveError> {
+    saved
+        .iter()
+        .map(|(id, bytes)| {
+            let region = planned.iter().find(|region| region.id == *id);
+            let differs =
+                |planned| ReviveError::RamDiffers { id: id.clone(), planned, saved: *bytes };
+            let region = region.ok_or_else(|| differs(0))?;
+            if region.bytes != *bytes { Err(differs(region.bytes)) } else { Ok(region.clone()) }
+        })
+        .collect()
+}
+
+/// Loads device state into a QEMU that waits for it; the guest stays paused.
+///
+/// # Errors
+/// Where QEMU refuses the state.
+pub fn load_state(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
+    state::load(qmp, state)
+}
+
+/// Lets a guest run.
+///
+/// # Errors
+/// Where QEMU refuses.
+pub fn start(qmp: &mut Qmp) -> Result<(), QmpError> {
+    qmp.execute("cont", json!({})).map(drop)
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Builds the test guest: the distribution's kernel and a busybox initramfs with
+# Dewar's guest program. Result: .cache/guest/{vmlinuz,initrd}.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$HOME/.cargo/bin:$PATH"
+
+cache=$PWD/.cache
+guest=$cache/guest
+mkdir -p "$cache" "$guest"
+sources=(crates/testkit/guest/main.rs crates/testkit/guest/init scripts/build-guest.sh)
+if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -newer "$guest/initrd")" ]; then
+    exit 0
+fi
+
+# The newest kernel for virtual machines that the distribution has; unpacked,
+# not installed.
+if [ ! -e "$cache/kernel/boot" ]; then
+    for meta in linux-image-cloud-amd64 linux-image-virtual linux-image-generic; do
+        package=$(apt-cache depends "$meta" 2>/dev/null | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1)
+        [ -z "$package" ] || break
+    done
+    if [ -z "${package:-}" ]; then
+        if [ -z "${DEWAR_APT_UPDATED:-}" ]; then
+            if [ "$(id -u)" = 0 ]; then apt-get update -qq; else sudo apt-get update -qq; fi
+            DEWAR_APT_UPDATED=1 exec "$0"
+        fi
+        echo "build-guest: the package lists have no kernel image" >&2
+        exit 1
+    fi
+    modules=${package/linux-image-/linux-modules-}
+    rm -rf "$cache/kernel.part" && mkdir "$cache/kernel.part"
+    echo "build-guest: fetching $package"
+    (cd "$cache/kernel.part" &&
+        apt-get download -qq "$package" 2>/dev/null &&
+        { apt-cache show "$modules" >/dev/null 2>&1 && apt-get download -qq "$modules" 2>/dev/null || true; } &&
+        for deb in *.deb; do dpkg -x "$deb" .; done && rm -f ./*.deb)
+    mv "$cache/kernel.part" "$cache/kernel"
+fi
+version=$(basename "$cache"/kernel/boot/vmlinuz-*)
+version=${version#vmlinuz-}
+modules=$(find "$cache/kernel" -maxdepth 4 -type d -path "*/lib/modules/$version" | head -n1)
+
+root=$guest/root
+rm -rf "$root"
+mkdir -p "$root"/{bin,dev,proc,sys,mnt,modules,lib64}
+cp "$(command -v busybox)" "$root/bin/busybox"
+for applet in sh mount mkdir insmod sleep cat echo poweroff reboot nice ls dd sync mknod ip ifconfig httpd; do
+    ln -sf busybox "$root/bin/$applet"
+done
+# chrt, for a heartbeat that the guest's own load does not delay.
+chrt=$(command -v chrt)
+cp "$chrt" "$root/bin/chrt"
+ldd "$chrt" | grep -o '/[^ ]*' | while read -r library; do
+    mkdir -p "$root$(dirname "$library")"
+    cp -L "$library" "$root$library"
+done
+rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort \
+    -o "$root/bin/dewar-guest" crates/testkit/guest/main.rs
+cp crates/testkit/guest/init "$root/init"
+chmod +x "$root/init"
+
+# The modules that are not built in, each after those that it needs.
+depmod -b "${modules%/lib/modules/*}" "$version"
+for module in virtio_pci virtio_blk virtio_console virtio_net; do
+    { modprobe -d "${modules%/lib/modules/*}" -S "$version" --show-depends "$module" 2>/dev/null || true; } |
+        sed -n 's/^insmod //p'
+done | awk '!seen[$1]++ {print $1}' | while read -r file; do
+    name=$(basename "$file")
+    case "$name" in
+        *.xz) name=${name%.xz}; xz -dc "$file" >"$root/modules/$name" ;;
+        *.zst) name=${name%.zst}; zstd -qdc "$file" >"$root/modules/$name" ;;
+        *) cp "$file" "$root/modules/$name" ;;
+    esac
+    echo "$name" >>"$root/modules/order"
+done
+touch "$root/modules/order"
+
+cp "$cache/kernel/boot/vmlinuz-$version" "$guest/vmlinuz"
+(cd "$root" && find . | cpio -o -H newc --quiet) | gzip -1 >"$guest/initrd.part"
+mv "$guest/initrd.part" "$guest/initrd"
