@@ -159,6 +159,22 @@ impl QemuGuest {
         })
     }
 
+    /// QEMU saves the state of a guest that stands still only once, until it
+    /// runs again; and until then nothing changes.
+    fn refuse_saved_standstill(&mut self) -> Result<(), GuestError> {
+        let status =
+            self.step("asking for its status", |qmp, _, _| qmp.execute("query-status", json!({})))?;
+        if status["status"] != "postmigrate" {
+            return Ok(());
+        }
+        let reason = "it has stood still since its state was last saved, and QEMU saves it only \
+                      once; that checkpoint is still exact, or let the guest run first";
+        Err(GuestError::Unsupported {
+            guest: self.record.name.clone(),
+            reasons: vec![reason.to_owned()],
+        })
+    }
+
     fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
         let existing: Vec<String> = journal
             .disks
@@ -208,6 +224,7 @@ impl Guest for QemuGuest {
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {
+        self.refuse_saved_standstill()?;
         let journal = self.plan_journal()?;
         self.refuse_existing_overlays(&journal)?;
         journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;

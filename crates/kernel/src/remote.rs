@@ -70,9 +70,14 @@ fn leftover(process: &ProcessHandle) -> Result<Option<Userfaultfd>, KernelError>
     Ok(None)
 }
 
+/// The kernel's own mark of a descriptor whose handshake is done
+/// (`UFFD_FEATURE_INITIALIZED` in include/linux/userfaultfd_k.h).
+const INITIALIZED: u64 = 1 << 31;
+
 /// Reads `API: aa:FEATURES:...` of an fdinfo file.
 fn features(pid: Pid, fd: i32) -> Option<u64> {
     let info = fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", pid.0)).ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("API:"))?;
-    u64::from_str_radix(line.trim().split(':').nth(1)?, 16).ok()
+    let features = u64::from_str_radix(line.trim().split(':').nth(1)?, 16).ok()?;
+    Some(features & !INITIALIZED)
 }

@@ -1,1 +1,16 @@
+//! What tests, benchmarks and the demo share: a real guest with a program that
+//! checks itself, the `dewar` binary driven as a person would, and a heartbeat
+//! timed from outside.
+#![forbid(unsafe_code)]
 
+mod console;
+mod guest;
+mod heartbeat;
+mod lab;
+mod process;
+
+pub use console::Console;
+pub use guest::{DiskSpec, GuestSpec, guest_files, qemu};
+pub use heartbeat::{Beats, Heartbeat};
+pub use lab::{Lab, Ran, TestGuest};
+pub use process::{is_alive, kill, signal_stop, wait_until, wait_while_alive};

@@ -1,0 +1,70 @@
+//! The guest's own relation among all its pages and its disk holds after every
+//! restore, and it goes on.
+
+mod common;
+
+use dewar_testkit::{DiskSpec, GuestSpec};
+
+#[test]
+fn ten_checkpoints_under_load_each_restored() {
+    let lab = common::lab();
+    let spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };
+    let mut guest = lab.run("busy", &spec).expect("guest");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    let mut steps = Vec::new();
+    for number in 0..10 {
+        let tag = format!("t{number}");
+        lab.dewar(&["checkpoint", "busy", "--tag", &tag]).done();
+        steps.push(guest.console.ask_number("verify").expect("the guest runs on, consistent"));
+    }
+    for number in 0..10 {
+        lab.crash("busy");
+        let mode: &[&str] = if number % 2 == 0 { &[] } else { &["--eager"] };
+        let tag = format!("t{number}");
+        lab.restore(&mut guest, &[&[tag.as_str()], mode].concat()).expect("restore");
+        let now = guest.console.ask_number("verify").expect("consistent after restore");
+        assert!(now > 0);
+        if number > 0 {
+            assert!(now > steps[number - 1], "checkpoint {number} is later than the one before");
+        }
+        let later = guest.console.ask_number("verify").expect("consistent, later");
+        assert!(later > now, "the guest goes on");
+    }
+    lab.dewar(&["verify", "t9"]).done();
+}
+
+#[test]
+fn a_restored_guest_is_checkpointed_and_restored_again() {
+    let lab = common::lab();
+    let raw = DiskSpec { format: "raw", ..DiskSpec::default() };
+    let spec = GuestSpec { disks: vec![raw, DiskSpec::default()], ..GuestSpec::default() };
+    let mut guest = lab.run("chain", &spec).expect("guest");
+    guest.console.ask("check 8000 1 disk").expect("check");
+    let mut before = 0;
+    for generation in 0..4 {
+        lab.dewar(&["checkpoint", "chain"]).done();
+        lab.crash("chain");
+        lab.restore(&mut guest, &["chain"]).expect("restore");
+        let steps = guest.console.ask_number("verify").expect("consistent");
+        assert!(steps >= before, "generation {generation} went back");
+        before = steps;
+    }
+}
+
+#[test]
+fn a_paused_guest_is_saved_and_stays_paused() {
+    let lab = common::lab();
+    let mut guest = lab.run("still", &GuestSpec::default()).expect("guest");
+    guest.console.ask("check 8000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "still", "--tag", "a"]).done();
+    lab.crash("still");
+    lab.restore(&mut guest, &["a", "--paused"]).expect("restore");
+    assert_eq!(lab.ps("still").expect("listed")["state"], "paused");
+    lab.dewar(&["checkpoint", "still", "--tag", "b"]).done();
+    assert_eq!(lab.ps("still").expect("listed")["state"], "paused");
+    // QEMU saves a state only once until the guest runs; nothing has changed.
+    lab.dewar(&["checkpoint", "still"]).failed(4, &["still exact", "paused"]);
+    lab.crash("still");
+    lab.restore(&mut guest, &["b"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}

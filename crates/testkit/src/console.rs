@@ -1,0 +1,88 @@
+use anyhow::{Context, Result, bail};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The serial port over which the guest's program obeys.
+#[derive(Debug)]
+pub struct Console {
+    stream: UnixStream,
+    received: Vec<u8>,
+}
+
+impl Console {
+    /// Connects to a guest's first serial port.
+    ///
+    /// # Errors
+    /// Where nobody offers it within 10 s.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => return Ok(Self { stream, received: Vec::new() }),
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).with_context(|| path.display().to_string());
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Waits until the guest's program says that it is ready.
+    ///
+    /// # Errors
+    /// Where it does not within the time.
+    pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        while !self.line(deadline)?.contains("dewar-guest ready") {}
+        Ok(())
+    }
+
+    /// Gives a command and returns what follows `ok`.
+    ///
+    /// # Errors
+    /// Where the answer is `bad`, or none comes within two minutes.
+    pub fn ask(&mut self, command: &str) -> Result<String> {
+        self.stream.write_all(format!("{command}\n").as_bytes())?;
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let line = self.line(deadline).with_context(|| format!("answer to '{command}'"))?;
+            if let Some(answer) = line.strip_prefix("@ok") {
+                return Ok(answer.trim().to_owned());
+            }
+            if let Some(why) = line.strip_prefix("@bad") {
+                bail!("the guest answers '{command}': {}", why.trim());
+            }
+        }
+    }
+
+    /// Gives a command whose answer is a number.
+    ///
+    /// # Errors
+    /// As [`Console::ask`].
+    pub fn ask_number(&mut self, command: &str) -> Result<u64> {
+        Ok(self.ask(command)?.parse()?)
+    }
+
+    fn line(&mut self, deadline: Instant) -> Result<String> {
+        loop {
+            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line).trim().to_owned());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the guest is silent");
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => bail!("the guest's serial port was closed"),
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A disk of a test guest.
+#[derive(Debug, Clone)]
+pub struct DiskSpec {
+    /// `qcow2` or `raw`.
+    pub format: &'static str,
+    /// QEMU's `cache=`.
+    pub cache: &'static str,
+    /// Its size.
+    pub mib: u64,
+}
+
+impl Default for DiskSpec {
+    fn default() -> Self {
+        Self { format: "qcow2", cache: "writeback", mib: 64 }
+    }
+}
+
+/// A test guest.
+#[derive(Debug, Clone)]
+pub struct GuestSpec {
+    /// RAM.
+    pub memory_mib: u64,
+    /// vCPUs.
+    pub vcpus: u32,
+    /// Writable disks.
+    pub disks: Vec<DiskSpec>,
+    /// A read-only disk, after the others.
+    pub sample: Option<PathBuf>,
+    /// More QEMU arguments.
+    pub extra: Vec<String>,
+    /// `-accel`.
+    pub accel: String,
+}
+
+impl Default for GuestSpec {
+    fn default() -> Self {
+        Self {
+            memory_mib: 256,
+            vcpus: 1,
+            disks: vec![DiskSpec::default()],
+            sample: None,
+            extra: Vec::new(),
+            accel: "tcg".to_owned(),
+        }
+    }
+}
+
+/// The QEMU that the tests run.
+pub fn qemu() -> String {
+    std::env::var("DEWAR_TEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+/// The test guest's kernel and initramfs.
+///
+/// # Errors
+/// Where they were not built.
+pub fn guest_files() -> Result<(PathBuf, PathBuf)> {
+    let folder = std::env::var_os("DEWAR_TEST_GUEST").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guest"),
+        PathBuf::from,
+    );
+    let folder = folder.canonicalize().unwrap_or(folder);
+    let (kernel, initrd) = (folder.join("vmlinuz"), folder.join("initrd"));
+    if !initrd.exists() {
+        bail!("{} is missing: run scripts/build-guest.sh, or 'make test'", initrd.display());
+    }
+    Ok((kernel, initrd))
+}
+
+impl GuestSpec {
+    /// The QEMU command line, without any thought of Dewar; serial ports and
+    /// disks lie in `folder`.
+    ///
+    /// # Errors
+    /// Where the guest was not built or a disk cannot be made.
+    pub fn command(&self, folder: &Path) -> Result<Vec<String>> {
+        let (kernel, initrd) = guest_files()?;
+        let mut line: Vec<String> = vec![qemu()];
+        let mut add = |words: &[&str]| line.extend(words.iter().map(|word| (*word).to_owned()));
+        add(&["-machine", "q35", "-accel", &self.accel, "-m", &format!("{}M", self.memory_mib)]);
+        add(&["-smp", &self.vcpus.to_string(), "-nodefaults", "-vga", "none", "-display", "none"]);
+        add(&["-kernel", &kernel.display().to_string(), "-initrd", &initrd.display().to_string()]);
+        add(&["-append", "console=ttyS0 quiet panic=-1 mitigations=off audit=0"]);
+        for (number, name) in ["console", "heartbeat"].into_iter().enumerate() {
+            let path = folder.join(name).display().to_string();
+            add(&["-chardev", &format!("socket,id=s{number},path={path},server=on,wait=off")]);
+            add(&["-serial", &format!("chardev:s{number}")]);
+        }
+        for (number, disk) in self.disks.iter().enumerate() {
+            let path = folder.join(format!("disk{number}.{}", disk.format)).display().to_string();
+            make_disk(&path, disk)?;
+            let aio = if disk.cache == "none" { ",aio=native" } else { "" };
+            let DiskSpec { format, cache, .. } = disk;
+            add(&["-drive", &format!("file={path},format={format},if=virtio,cache={cache}{aio}")]);
+        }
+        if let Some(sample) = &self.sample {
+            let path = sample.display();
+            add(&["-drive", &format!("file={path},format=raw,if=virtio,readonly=on")]);
+        }
+        line.extend(self.extra.iter().cloned());
+        Ok(line)
+    }
+}
+
+fn make_disk(path: &str, disk: &DiskSpec) -> Result<()> {
+    if Path::new(path).exists() {
+        return Ok(());
+    }
+    let size = format!("{}M", disk.mib);
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", disk.format, path, &size])
+        .status()
+        .context("qemu-img")?;
+    if !made.success() {
+        bail!("qemu-img create {path} failed");
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The guest's heartbeat, timed by a thread of this process: what a client of
+//! the guest would notice. The guest's own clock stops with it.
+
+use anyhow::Result;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Listens to a guest's second serial port, on which it prints a byte every
+/// millisecond.
+#[derive(Debug)]
+pub struct Heartbeat {
+    arrivals: Arc<Mutex<Vec<Instant>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What was heard in a window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beats {
+    /// Beats.
+    pub count: usize,
+    /// The longest time without one.
+    pub longest_gap: Duration,
+}
+
+impl Heartbeat {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// Where the port cannot be reached.
+    pub fn listen(path: &Path) -> Result<Self> {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let arrivals = Arc::new(Mutex::new(Vec::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (heard, stopped) = (arrivals.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 256];
+            while !stopped.load(Ordering::Relaxed) {
+                match stream.read(&mut buffer) {
+                    Ok(0) => return,
+                    Ok(_) => heard.lock().expect("lock").push(Instant::now()),
+                    Err(_) => {}
+                }
+            }
+        });
+        Ok(Self { arrivals, stop, thread: Some(thread) })
+    }
+
+    /// What was heard between two instants; their ends count as beats.
+    ///
+    /// # Panics
+    /// Where the listening thread panicked.
+    pub fn between(&self, from: Instant, to: Instant) -> Beats {
+        let arrivals = self.arrivals.lock().expect("lock");
+        let mut last = from;
+        let mut beats = Beats { count: 0, longest_gap: Duration::ZERO };
+        for at in arrivals.iter().filter(|at| (from..=to).contains(*at)) {
+            beats.count += 1;
+            beats.longest_gap = beats.longest_gap.max(*at - last);
+            last = *at;
+        }
+        beats.longest_gap = beats.longest_gap.max(to.saturating_duration_since(last));
+        beats
+    }
+
+    /// The first beat after an instant, if one came.
+    ///
+    /// # Panics
+    /// Where the listening thread panicked.
+    pub fn first_after(&self, from: Instant) -> Option<Instant> {
+        let arrivals = self.arrivals.lock().expect("lock");
+        arrivals.iter().find(|at| **at >= from).copied()
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

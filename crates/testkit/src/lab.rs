@@ -1,0 +1,213 @@
+use crate::console::Console;
+use crate::guest::GuestSpec;
+use crate::heartbeat::Heartbeat;
+use crate::process::{is_alive, kill, wait_while_alive};
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// A `--root` of its own, and everything in it is ended and removed with it.
+#[derive(Debug)]
+pub struct Lab {
+    dewar: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+/// What a `dewar` command did.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// Its exit code; -1 where a signal ended it.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it said.
+    pub stderr: String,
+}
+
+impl Ran {
+    fn of(output: &Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// The JSON object that it printed.
+    ///
+    /// # Panics
+    /// Where it printed something else.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
+    }
+
+    /// That it succeeded.
+    ///
+    /// # Panics
+    /// Where it did not.
+    pub fn done(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        self
+    }
+
+    /// That it failed with this exit code, and said something with these words.
+    ///
+    /// # Panics
+    /// Where it did not.
+    pub fn failed(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "'{word}' is not in: {}", self.stderr);
+        }
+        self
+    }
+}
+
+/// A guest in a lab, with its serial ports.
+#[derive(Debug)]
+pub struct TestGuest {
+    /// Its name.
+    pub name: String,
+    /// Where its serial ports and disks are.
+    pub folder: PathBuf,
+    /// The commands' port.
+    pub console: Console,
+}
+
+impl Lab {
+    /// An empty lab that drives the given binary.
+    ///
+    /// # Errors
+    /// Where no temporary folder can be made.
+    pub fn new(dewar: impl Into<PathBuf>) -> Result<Self> {
+        // A short path: unix sockets have room for 107 bytes.
+        let folder = tempfile::Builder::new().prefix("dw").tempdir_in("/tmp")?;
+        Ok(Self { dewar: dewar.into(), folder })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The `--root` of its commands.
+    pub fn root(&self) -> PathBuf {
+        self.path().join("root")
+    }
+
+    /// The folder of the default store.
+    pub fn store(&self) -> PathBuf {
+        self.root().join("store")
+    }
+
+    /// A `dewar` command, ready to be run.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.dewar);
+        command.arg("--json").arg("--root").arg(self.root()).args(arguments);
+        command.current_dir(self.path());
+        command
+    }
+
+    /// Runs a `dewar` command with `--json`.
+    ///
+    /// # Panics
+    /// Where it cannot be started.
+    pub fn dewar(&self, arguments: &[&str]) -> Ran {
+        Ran::of(&self.command(arguments).output().expect("dewar starts"))
+    }
+
+    /// Starts a guest through `dewar run` and waits until its program obeys.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn run(&self, name: &str, spec: &GuestSpec) -> Result<TestGuest> {
+        let folder = self.guest_folder(name)?;
+        let line = spec.command(&folder)?;
+        let mut arguments = vec!["run", name, "--"];
+        arguments.extend(line.iter().map(String::as_str));
+        let ran = self.dewar(&arguments);
+        ensure!(ran.code == 0, "dewar run: {}", ran.stderr);
+        let mut guest = TestGuest {
+            name: name.to_owned(),
+            console: Console::connect(&folder.join("console"))?,
+            folder,
+        };
+        guest.console.wait_ready(Duration::from_secs(120)).context("the guest boots")?;
+        Ok(guest)
+    }
+
+    /// The folder for a guest's serial ports and disks.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn guest_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.path().join(name);
+        std::fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    /// The process of a guest, as `dewar ps` tells it.
+    pub fn pid(&self, name: &str) -> Option<i32> {
+        self.ps(name)?["pid"].as_i64().map(|pid| pid as i32)
+    }
+
+    /// What `dewar ps` tells of a guest.
+    pub fn ps(&self, name: &str) -> Option<Value> {
+        let listed = self.dewar(&["ps"]).json();
+        listed["guests"].as_array()?.iter().find(|guest| guest["name"] == name).cloned()
+    }
+
+    /// Ends a guest's process as a crash would.
+    pub fn crash(&self, name: &str) {
+        if let Some(pid) = self.pid(name) {
+            kill(pid, Signal::KILL);
+            wait_while_alive(pid);
+        }
+    }
+
+    /// Restores a checkpoint of a guest and reaches its program again.
+    ///
+    /// # Errors
+    /// Where it does not come back.
+    pub fn restore(&self, guest: &mut TestGuest, arguments: &[&str]) -> Result<Ran> {
+        let mut all = vec!["restore"];
+        all.extend(arguments);
+        let ran = self.dewar(&all);
+        ensure!(ran.code == 0, "dewar restore: {}", ran.stderr);
+        guest.console = Console::connect(&guest.folder.join("console"))?;
+        Ok(ran)
+    }
+}
+
+impl TestGuest {
+    /// Begins to time its heartbeat.
+    ///
+    /// # Errors
+    /// Where its port cannot be reached.
+    pub fn heartbeat(&self) -> Result<Heartbeat> {
+        Heartbeat::listen(&self.folder.join("heartbeat"))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let guests = self.root().join("guests");
+        for entry in std::fs::read_dir(guests).into_iter().flatten().flatten() {
+            let Ok(text) = std::fs::read(entry.path().join("guest.json")) else { continue };
+            let Ok(record) = serde_json::from_slice::<Value>(&text) else { continue };
+            if let Some(pid) = record["process"]["pid"].as_i64() {
+                let pid = pid as i32;
+                if is_alive(pid) {
+                    kill(pid, Signal::KILL);
+                }
+            }
+            for file in record["owned_ram"].as_array().into_iter().flatten() {
+                let _ = std::fs::remove_file(file.as_str().unwrap_or_default());
+            }
+        }
+    }
+}

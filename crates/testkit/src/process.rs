@@ -1,0 +1,44 @@
+use rustix::process::{Pid, Signal, kill_process};
+use std::time::{Duration, Instant};
+
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Whether a process runs (a zombie does not).
+pub fn is_alive(pid: i32) -> bool {
+    state(pid).is_some_and(|state| !"ZX".contains(state))
+}
+
+/// Whether a process is stopped by a signal.
+pub fn signal_stop(pid: i32) -> bool {
+    state(pid) == Some('T')
+}
+
+/// Sends a signal; a process that is gone is as good.
+pub fn kill(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Waits until something holds.
+///
+/// # Panics
+/// Where it does not within the time.
+pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {within:?}");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+/// Waits until a process has ended.
+///
+/// # Panics
+/// Where it has not within 20 s.
+pub fn wait_while_alive(pid: i32) {
+    wait_until(&format!("the end of process {pid}"), Duration::from_secs(20), || !is_alive(pid));
+}
