@@ -27,7 +27,7 @@ use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step};
 use crate::work::cores;
 use dewar_codec::Codec;
-use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError};
+use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
 use dewar_image::{
     DiskRecord, FileDigest, FileStore, ImageId, ImageOptions, ImageWriter, MemoryRecord, Record,
     RegionRecord, Summary,
@@ -64,12 +64,18 @@ pub fn checkpoint(
     options: CheckpointOptions,
     observer: &dyn Observer,
 ) -> Result<Record, CheckpointError> {
-    let result = capture(guest, store, options, observer);
-    if result.is_err() {
+    capture(guest, store, options, observer).map_err(|error| {
         // A failure to put it back shows in the guest's health.
         let _ = guest.put_back();
-    }
-    result
+        match guest.health() {
+            // Whatever failed, this is why.
+            Health::Gone => CheckpointError::Guest(GuestError::Ended {
+                guest: guest.name().to_owned(),
+                operation: format!("it was captured ({error})"),
+            }),
+            _ => error,
+        }
+    })
 }
 
 fn capture(

@@ -2,7 +2,7 @@
 
 use crate::failure::{Code, Failure};
 use dewar_guest_qemu::registry::{GuestFolder, GuestLock, GuestRecord, Registry, RegistryError};
-use dewar_guest_qemu::{Journal, Qmp, QmpError, put_back, put_back_offline};
+use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::FileStore;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -84,18 +84,7 @@ impl Context {
 }
 
 fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    if !matches!(Journal::load(folder), Ok(Some(_))) {
-        return Ok(());
-    }
-    if !record.process.is_alive() {
-        return Ok(put_back_offline(folder)?);
-    }
-    let result = connect(record).and_then(|mut qmp| Ok(put_back(&mut qmp, folder)?));
-    match result {
-        // It ended while we tried.
-        Err(_) if !record.process.is_alive() => Ok(put_back_offline(folder)?),
-        other => other,
-    }
+    Ok(recover(|| Qmp::connect(&record.qmp), folder, &record.process)?)
 }
 
 /// Connects to a guest's QEMU.

@@ -14,7 +14,7 @@ use crate::args::GuardianArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use dewar_guest_qemu::registry::GuestLock;
-use dewar_guest_qemu::{Qmp, put_back, put_back_offline, receive_fd, send_fd};
+use dewar_guest_qemu::{Qmp, receive_fd, recover, send_fd};
 use dewar_image::FileStore;
 use dewar_kernel::detach;
 use std::io::{Read, Write};
@@ -90,10 +90,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     }
     let folder = context.registry.guest(&args.name)?;
     let record = folder.record()?;
-    let result = match put_back(&mut Qmp::take_over(qmp), &folder) {
-        Err(_) if !record.process.is_alive() => put_back_offline(&folder),
-        other => other,
-    };
+    let result = recover(|| Ok(Qmp::take_over(qmp)), &folder, &record.process);
     // The dead command's half image goes too; whatever stays, the next writer
     // removes.
     if let Ok(store) = FileStore::open(&args.store) {

@@ -4,7 +4,7 @@ use crate::discover::{Discovered, discover};
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
-use crate::recover::{self, is_running, put_back, put_back_offline};
+use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
 use crate::registry::{GuestFolder, GuestRecord};
 use crate::state::{self, StateChannel};
 use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
@@ -317,11 +317,13 @@ impl Guest for QemuGuest {
 
     fn put_back(&mut self) -> Result<(), GuestError> {
         self.channel = None;
-        if self.process.has_ended() {
+        let result = self.step("putting it back", |qmp, _, folder| put_back(qmp, folder));
+        // A QEMU that is ending closes its socket before it is gone.
+        if result.is_err() && self.process.ends_within(END_WITHIN) {
             return put_back_offline(&self.folder)
                 .map_err(|error| self.failed("making its disks current", error));
         }
-        self.step("putting it back", |qmp, _, folder| put_back(qmp, folder))
+        result
     }
 
     fn health(&mut self) -> Health {

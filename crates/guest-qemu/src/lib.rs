@@ -25,7 +25,7 @@ pub use disks::DiskError;
 pub use guest::QemuGuest;
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qmp::{Qmp, QmpError};
-pub use recover::{RecoverError, put_back, put_back_offline};
+pub use recover::{RecoverError, put_back, recover};
 pub use state::StateError;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

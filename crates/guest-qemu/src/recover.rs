@@ -3,9 +3,14 @@
 use crate::disks::{self, DiskError};
 use crate::journal::Journal;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, RegistryError};
+use crate::registry::{GuestFolder, ProcessId, RegistryError};
 use crate::state::{self, StateError};
 use serde_json::json;
+use std::time::Duration;
+
+/// How long the end of a process may take that does not answer any more: its
+/// memory is freed first.
+pub(crate) const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +48,30 @@ pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError>
     Ok(Journal::close(folder)?)
 }
 
-/// The same where QEMU is gone: the disks' own files are made current.
+/// Undoes whatever is under way, through QEMU if it answers, without it if it
+/// is gone or ending.
 ///
 /// # Errors
-/// Where a disk cannot be written back; the journal stays.
-pub fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError> {
+/// As [`put_back`].
+pub fn recover(
+    connect: impl FnOnce() -> Result<Qmp, QmpError>,
+    folder: &GuestFolder,
+    process: &ProcessId,
+) -> Result<(), RecoverError> {
+    if Journal::load(folder)?.is_none() {
+        return Ok(());
+    }
+    let result =
+        connect().map_err(RecoverError::from).and_then(|mut qmp| put_back(&mut qmp, folder));
+    // A QEMU that is ending closes its socket before it is gone.
+    if result.is_err() && process.ends_within(END_WITHIN) {
+        return put_back_offline(folder);
+    }
+    result
+}
+
+/// The same where QEMU is gone: the disks' own files are made current.
+pub(crate) fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError> {
     let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
     for index in 0..journal.disks.len() {
         disks::settle_offline(folder, &mut journal, index)?;

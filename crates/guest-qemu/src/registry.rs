@@ -18,6 +18,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A problem with a guest's folder.
 #[derive(Debug, thiserror::Error)]
@@ -65,13 +66,29 @@ pub struct ProcessId {
 impl ProcessId {
     /// The process that has this number now.
     pub fn of(pid: i32) -> Option<Self> {
-        let stat = procfs::process::Process::new(pid).ok()?.stat().ok()?;
-        (stat.state != 'Z' && stat.state != 'X').then_some(Self { pid, started: stat.starttime })
+        let process = procfs::process::Process::new(pid).ok()?;
+        let stat = process.stat().ok()?;
+        // A first thread that is dead says nothing while others are dying:
+        // they still hold the files.
+        let ended = "ZX".contains(stat.state) && process.tasks().map_or(0, Iterator::count) <= 1;
+        (!ended).then_some(Self { pid, started: stat.starttime })
     }
 
     /// Whether it still runs.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid) == Some(*self)
+    }
+
+    /// Waits up to `time` for its end; says whether it came.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        while self.is_alive() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 }
 

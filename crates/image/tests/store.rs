@@ -38,17 +38,17 @@ fn options() -> ImageOptions {
     ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1 }
 }
 
-fn commit(writer: ImageWriter<'_>, disk: Option<&str>, store: &FileStore) -> Record {
+fn commit(writer: ImageWriter<'_>, disk: Option<&str>) -> Record {
     let (root, counts) = writer.finish_memory(100).expect("table");
     let device_state = writer.put_blob(b"device state").expect("blob");
     let hot_pages = writer.put_blob(&[]).expect("blob");
     let disks = disk.map(|content| {
         let file = writer.reserve_disk(0, "raw").expect("reserve");
-        fs::write(store.disk_path(&file), content).expect("disk");
-        let digest = FileDigest::of(&store.disk_path(&file)).expect("digest");
+        fs::write(&file, content).expect("disk");
+        let digest = FileDigest::of(&file).expect("digest");
         dewar_image::DiskRecord {
             name: "d".into(),
-            file,
+            file: file.file_name().expect("name").to_string_lossy().into_owned(),
             format: "raw".into(),
             virtual_bytes: 1,
             digest,
@@ -102,7 +102,7 @@ fn write_image(store: &FileStore) -> Record {
         sink.put(PageNumber(page), &content(page, 1)).expect("put");
     }
     sink.finish().expect("finish");
-    commit(writer, Some("disk content"), store)
+    commit(writer, Some("disk content"))
 }
 
 /// Whether every page comes back exactly.

@@ -1,10 +1,12 @@
 //! Handles on other processes, and on the files they hold open.
 
 use crate::KernelError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A process number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,9 +46,15 @@ impl ProcessHandle {
 
     /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
-        let mut polled = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(n) if n > 0)
+        self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits up to `time` for its end; says whether it came.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        let timeout =
+            Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        matches!(poll(&mut polled, Some(&timeout)), Ok(count) if count > 0)
     }
 
     /// Sends SIGKILL.

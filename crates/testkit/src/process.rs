@@ -8,7 +8,9 @@ fn state(pid: i32) -> Option<char> {
 
 /// Whether a process runs (a zombie does not).
 pub fn is_alive(pid: i32) -> bool {
-    state(pid).is_some_and(|state| !"ZX".contains(state))
+    // A first thread that is dead says nothing while others are dying.
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    state(pid).is_some_and(|state| !"ZX".contains(state) || threads() > 1)
 }
 
 /// Whether a process is stopped by a signal.

@@ -5,7 +5,7 @@ use crate::verbs::run::quit;
 use dewar_guest_qemu::registry::GuestRecord;
 use dewar_kernel::{Pid, ProcessHandle};
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long QEMU itself may take to end.
 const QUIT_WITHIN: Duration = Duration::from_secs(10);
@@ -31,13 +31,13 @@ fn power_down(record: &GuestRecord, timeout: Duration) -> Result<bool, Failure> 
     connect(record)?
         .execute("system_powerdown", json!({}))
         .map_err(|error| qmp_failure(record, &error))?;
-    Ok(ended_within(record, timeout))
+    Ok(record.process.ends_within(timeout))
 }
 
 /// Ends QEMU: by its own command, and by SIGKILL where it does not obey.
 pub fn end(record: &GuestRecord) -> Result<(), Failure> {
     let asked = quit(record);
-    if asked.is_ok() && ended_within(record, QUIT_WITHIN) {
+    if asked.is_ok() && record.process.ends_within(QUIT_WITHIN) {
         return Ok(());
     }
     if let Ok(process) = ProcessHandle::open(Pid(record.process.pid)) {
@@ -45,17 +45,6 @@ pub fn end(record: &GuestRecord) -> Result<(), Failure> {
             let _ = process.kill();
         }
     }
-    ended_within(record, QUIT_WITHIN);
+    record.process.ends_within(QUIT_WITHIN);
     Ok(())
-}
-
-fn ended_within(record: &GuestRecord, time: Duration) -> bool {
-    let deadline = Instant::now() + time;
-    while record.process.is_alive() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
 }
