@@ -54,6 +54,15 @@ impl Ran {
         self
     }
 
+    /// That it failed, with exit code 1, 3 or 4, and said why.
+    ///
+    /// # Panics
+    /// Where it did not.
+    pub fn code_is_a_refusal(self, what: &str) {
+        assert!([1, 3, 4].contains(&self.code), "{what}: {self:?}");
+        assert!(self.stderr.starts_with("dewar: "), "{what}: {self:?}");
+    }
+
     /// That it failed with this exit code, and said something with these words.
     ///
     /// # Panics

@@ -14,7 +14,7 @@ use crate::verbs::doctor::require_tracking;
 use crate::verbs::ps::server_alive;
 use crate::verbs::run::ram_files;
 use crate::verbs::stop::end;
-use dewar_checkpoint::restore::fill_files;
+use dewar_checkpoint::restore::{fill_files, hot_pages};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{Revival, SavedDisk, load_state, plan_revival, start};
@@ -47,6 +47,7 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     make_way(&folder)?;
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
+    hot_pages(&image)?;
     store.check_disks(image.record())?;
 
     let mut made = Vec::new();

@@ -1,0 +1,128 @@
+//! Guests that somebody else started, as root and as another user.
+
+mod common;
+
+use dewar_testkit::{Console, GuestSpec, Lab, kill, wait_until, wait_while_alive};
+use rustix::process::Signal;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Starts a QEMU by hand; `user` by another user's rights.
+fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std::path::PathBuf) {
+    let folder = lab.guest_folder(name).expect("folder");
+    let spec = GuestSpec { memory_mib: 192, ..GuestSpec::default() };
+    let mut line = spec.command(&folder).expect("command");
+    line.extend(ram.iter().map(|word| (*word).to_owned()));
+    let qmp = folder.join("qmp");
+    line.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", qmp.display())]);
+    let mut command = match user {
+        Some(user) => {
+            for path in [lab.path(), &folder] {
+                Command::new("chmod").arg("777").arg(path).status().expect("chmod");
+            }
+            Command::new("chmod")
+                .arg("666")
+                .arg(folder.join("disk0.qcow2"))
+                .status()
+                .expect("chmod");
+            let mut command = Command::new("setpriv");
+            command.args([
+                "--reuid",
+                user,
+                "--regid",
+                "65534",
+                "--clear-groups",
+                "--inh-caps=-all",
+            ]);
+            command.args(&line);
+            command
+        }
+        None => {
+            let mut command = Command::new(&line[0]);
+            command.args(&line[1..]);
+            command
+        }
+    };
+    let child = command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    wait_until("the QMP socket", Duration::from_secs(20), || Path::new(&qmp).exists());
+    (child.expect("QEMU"), qmp)
+}
+
+fn adopt_and_save(user: Option<&str>) {
+    let lab = common::lab();
+    let ram = format!("/dev/shm/adopt-test-{}-{}", std::process::id(), user.unwrap_or("root"));
+    let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
+    let (mut child, qmp) =
+        start(&lab, "a", &["-object", &object, "-machine", "memory-backend=m"], user);
+    let qmp = qmp.display().to_string();
+    lab.dewar(&["adopt", "a", "--qmp", &qmp]).done();
+    lab.dewar(&["adopt", "b", "--qmp", &qmp]).failed(1, &["guest 'a' already"]);
+    let mut console = Console::connect(&lab.path().join("a/console")).expect("console");
+    console.wait_ready(Duration::from_secs(120)).expect("boots");
+    console.ask("check 8000 1 disk").expect("check");
+    for _ in 0..2 {
+        lab.dewar(&["checkpoint", "a"]).done();
+        console.ask("verify").expect("consistent");
+    }
+    kill(child.id() as i32, Signal::KILL);
+    child.wait().expect("wait");
+    let _ = std::fs::remove_file(&ram);
+    lab.dewar(&["restore", "a"]).done();
+    let mut console = Console::connect(&lab.path().join("a/console")).expect("console");
+    console.ask("verify").expect("consistent after restore");
+}
+
+#[test]
+fn a_guest_of_root_is_adopted_saved_and_restored() {
+    adopt_and_save(None);
+}
+
+#[test]
+fn a_guest_of_another_user_is_adopted_saved_and_restored() {
+    adopt_and_save(Some("65534"));
+}
+
+#[test]
+fn what_is_missing_is_said_exactly_and_nothing_is_changed() {
+    let lab = common::lab();
+    let (mut child, qmp) = start(&lab, "plain", &[], None);
+    let qmp = qmp.display().to_string();
+    lab.dewar(&["adopt", "plain", "--qmp", &qmp])
+        .failed(4, &["'pc.ram' is not a file", "memory-backend-file", "share=on"]);
+    assert_eq!(lab.ps("plain"), None);
+    // Again: the first try left nothing behind.
+    lab.dewar(&["adopt", "plain", "--qmp", &qmp]).failed(4, &["is not a file"]);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+
+    let object = "memory-backend-file,id=m,size=192M,mem-path=/dev/shm";
+    let (mut child, qmp) =
+        start(&lab, "private", &["-object", object, "-machine", "memory-backend=m"], None);
+    let qmp = qmp.display().to_string();
+    lab.dewar(&["adopt", "private", "--qmp", &qmp]).failed(4, &["lacks share=on"]);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    lab.dewar(&["adopt", "x", "--qmp", "/nowhere"]).failed(1, &["/nowhere"]);
+}
+
+#[test]
+fn ram_in_a_nameless_file_is_found() {
+    let lab = common::lab();
+    // The path is a folder: QEMU makes a file in it and removes its name.
+    let object = "memory-backend-file,id=m,size=192M,mem-path=/dev/shm,share=on";
+    let (mut child, qmp) =
+        start(&lab, "n", &["-object", object, "-machine", "memory-backend=m"], None);
+    lab.dewar(&["adopt", "n", "--qmp", &qmp.display().to_string()]).done();
+    let mut console = Console::connect(&lab.path().join("n/console")).expect("console");
+    console.wait_ready(Duration::from_secs(120)).expect("boots");
+    console.ask("check 8000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "n"]).done();
+    let pid = child.id() as i32;
+    kill(pid, Signal::KILL);
+    child.wait().expect("wait");
+    wait_while_alive(pid);
+    lab.dewar(&["restore", "n"]).done();
+    let mut console = Console::connect(&lab.path().join("n/console")).expect("console");
+    console.ask("verify").expect("consistent after restore");
+}

@@ -1,0 +1,167 @@
+//! Full disks, stores that vanish or are damaged, guests that cannot be taken:
+//! a clear error, the right exit code, nothing lost.
+
+mod common;
+
+use common::files;
+use dewar_testkit::{GuestSpec, qemu};
+use std::process::Command;
+
+#[test]
+fn stores_that_fail_leave_the_guest_running() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    guest.console.ask("fill 64 noise").expect("fill");
+    guest.console.ask("check 8000 1 disk").expect("check");
+
+    // A file system of 24 MiB.
+    let small = lab.path().join("small");
+    std::fs::create_dir(&small).expect("folder");
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(&small).status();
+    assert!(mounted.expect("mount").success());
+    let url = format!("file:{}/store", small.display());
+    let full = lab.dewar(&["checkpoint", "g", "--store", &url]);
+    let left = files(&small);
+    let state = lab.ps("g").expect("listed")["state"].clone();
+    Command::new("umount").arg(&small).status().expect("umount");
+    full.failed(1, &["No space left", "no checkpoint was made", "the guest is running"]);
+    assert_eq!(state, "running");
+    assert!(!left.iter().any(|path| path.to_string_lossy().contains(".seg")), "{left:?}");
+    guest.console.ask("verify").expect("consistent");
+
+    // No folder can be made there.
+    std::fs::write(lab.path().join("file"), "").expect("file");
+    let url = format!("file:{}/file/store", lab.path().display());
+    lab.dewar(&["checkpoint", "g", "--store", &url])
+        .failed(1, &["Not a directory", "was not touched"]);
+    lab.dewar(&["checkpoint", "g", "--store", "s3://bucket"]).failed(4, &["not of a kind"]);
+
+    // The store is removed while a checkpoint is written to it.
+    for step in ["armed", "resumed", "settled"] {
+        let held = common::HeldCheckpoint::at(&lab, "g", step);
+        std::fs::remove_dir_all(lab.store()).expect("remove");
+        let (code, _, said) = held.go_on();
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains("No such file") && said.contains("is running"), "{said}");
+        guest.console.ask("verify").expect("consistent");
+    }
+    lab.dewar(&["checkpoint", "g", "--tag", "last"]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["last"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_small_buffer_keeps_the_guest_right() {
+    let lab = common::lab();
+    let spec = GuestSpec { vcpus: 2, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    let told = lab.dewar(&["checkpoint", "g", "--buffer", "1M"]).done().json();
+    println!("pause {} ms with a buffer of 1 MiB", told["pause_ms"]);
+    lab.crash("g");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn damage_anywhere_never_reaches_a_guest() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    let mut seen = 0;
+    for path in files(&lab.store()) {
+        let name = path.display().to_string();
+        if name.ends_with("next-segment") || name.ends_with("store.json") {
+            continue;
+        }
+        let good = std::fs::read(&path).expect("read");
+        // Header, body, end.
+        for at in [3, 40, 100, good.len() / 3, good.len() / 2, good.len() - 20, good.len() - 2] {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(&path, bad).expect("write");
+            lab.dewar(&["verify", "t"]).code_is_a_refusal(&format!("verify, byte {at} of {name}"));
+            lab.dewar(&["restore", "t", "--eager"])
+                .code_is_a_refusal(&format!("restore, byte {at} of {name}"));
+            assert_eq!(lab.pid("g"), None, "no guest runs on damage");
+            seen += 1;
+        }
+        std::fs::write(&path, good).expect("write");
+    }
+    assert!(seen > 20);
+    lab.restore(&mut guest, &["t"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_lazy_restore_never_replaces_a_damaged_page() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    guest.console.ask("fill 100 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    // Noise lies in raw frames: find a segment's middle.
+    let segments = files(&lab.store().join("segments"));
+    let largest =
+        segments.iter().max_by_key(|path| path.metadata().expect("stat").len()).expect("segment");
+    let good = std::fs::read(largest).expect("read");
+    let mut bad = good.clone();
+    let middle = bad.len() / 2;
+    bad[middle] ^= 1;
+    std::fs::write(largest, bad).expect("write");
+    lab.restore(&mut guest, &["t"]).expect("the guest starts: damage is found when it is read");
+    dewar_testkit::wait_until("the server's word", std::time::Duration::from_secs(20), || {
+        let lazy = lab.ps("g").expect("listed")["lazy_restore"].clone();
+        assert_eq!(lazy["complete"], false, "a damaged page is never given up");
+        lazy["problem"].as_str().is_some_and(|problem| problem.contains("page "))
+    });
+    // The store is mended: the waiting pages arrive.
+    std::fs::write(largest, good).expect("write");
+    dewar_testkit::wait_until("all memory", std::time::Duration::from_secs(20), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
+    });
+    guest.console.ask("count").expect("the guest goes on");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_before_it_starts() {
+    let lab = common::lab();
+    let qemu = qemu();
+    let run = |line: &[&str]| {
+        let all =
+            [&["run", "g", "--", qemu.as_str(), "-display", "none", "-nodefaults"], line].concat();
+        lab.dewar(&all)
+    };
+    run(&["-m", "64M", "-device", "vfio-pci,host=00:00.0"]).failed(4, &["VFIO"]);
+    run(&["-m", "900G"]).failed(4, &["no room", "900 GiB"]);
+    run(&["-m", "64M", "-device", "no-such-device"])
+        .failed(1, &["did not start", "no-such-device"]);
+    lab.dewar(&["run", "g", "--", "no-such-qemu"]).failed(1, &["no-such-qemu"]);
+    lab.dewar(&["run", "../g", "--", &qemu]).failed(1, &["no name for a guest"]);
+    lab.dewar(&["run", "g"]).failed(2, &[]);
+    lab.dewar(&["checkpoint", "g"]).failed(3, &["no guest 'g'"]);
+    lab.dewar(&["restore", "g"]).failed(3, &["no checkpoint"]);
+    // A migration blocker: this device's state cannot be saved.
+    run(&["-m", "64M", "-device", "pci-bridge,chassis_nr=1", "-only-migratable"]).done();
+    lab.dewar(&["rm", "g", "--force"]).done();
+    run(&[
+        "-m",
+        "64M",
+        "-device",
+        "ivshmem-plain,memdev=x,master=off",
+        "-object",
+        "memory-backend-ram,id=x,size=1M,share=on",
+    ])
+    .failed(4, &["QEMU cannot save its state", "ivshmem"]);
+    let none: Vec<_> = std::fs::read_dir("/dev/shm")
+        .expect("shm")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("dewar-g-"))
+        .collect();
+    assert!(none.is_empty(), "no RAM file is left: {none:?}");
+    assert_eq!(lab.dewar(&["ps"]).json()["guests"], serde_json::json!([]));
+}
