@@ -68,3 +68,31 @@ fn a_paused_guest_is_saved_and_stays_paused() {
     lab.restore(&mut guest, &["b"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
 }
+
+/// What `make test-kvm` runs under real KVM, with 1 and 2 vCPUs.
+#[test]
+fn under_kvm() {
+    if std::env::var("DEWAR_TEST_ACCEL").is_err() {
+        println!("SKIPPED under_kvm: it runs in 'make test-kvm'");
+        return;
+    }
+    for vcpus in [1, 2] {
+        let lab = common::lab();
+        let spec = GuestSpec { memory_mib: 192, vcpus, ..GuestSpec::default() };
+        let mut guest = lab.run("nested", &spec).expect("guest");
+        guest.console.ask(&format!("check 4000 {vcpus} disk")).expect("check");
+        for number in 0..3 {
+            let told = lab.dewar(&["checkpoint", "nested"]).done().json();
+            println!(
+                "{vcpus} vCPUs: pause {} ms, {} epochs",
+                told["pause_ms"],
+                told["epochs"].as_array().map_or(0, Vec::len)
+            );
+            guest.console.ask("verify").expect("the guest runs on, consistent");
+            lab.crash("nested");
+            let mode: &[&str] = if number % 2 == 0 { &[] } else { &["--eager"] };
+            lab.restore(&mut guest, &[&["nested"], mode].concat()).expect("restore");
+            guest.console.ask("verify").expect("consistent after restore");
+        }
+    }
+}

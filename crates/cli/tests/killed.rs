@@ -342,3 +342,22 @@ fn restore_killed_at_every_step_starts_over() {
             .unwrap_or_else(|error| panic!("after '{step}': {error:#}"));
     }
 }
+
+/// What `make test-kvm` runs under real KVM.
+#[test]
+fn five_kills_under_kvm() {
+    if std::env::var("DEWAR_TEST_ACCEL").is_err() {
+        println!("SKIPPED five_kills_under_kvm: it runs in 'make test-kvm'");
+        return;
+    }
+    let mut scene = Scene::new("nested");
+    for step in ["armed", "epoch", "stopped", "state-saved", "resumed"] {
+        let before = scene.store_files();
+        let held = HeldCheckpoint::at(&scene.lab, "nested", step);
+        let guardian = held.guardian().expect("a guardian");
+        held.kill();
+        wait_while_alive(guardian);
+        scene.assert_as_before(&format!("killed at {step}"), &before);
+    }
+    scene.assert_works();
+}

@@ -151,7 +151,7 @@ pub struct Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// Agrees with the kernel on [`FEATURES`] for a descriptor just made in
+    /// Agrees with the kernel on our features for a descriptor just made in
     /// `pid`.
     ///
     /// # Errors

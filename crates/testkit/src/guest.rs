@@ -44,7 +44,7 @@ impl Default for GuestSpec {
             disks: vec![DiskSpec::default()],
             sample: None,
             extra: Vec::new(),
-            accel: "tcg".to_owned(),
+            accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
         }
     }
 }
@@ -82,6 +82,9 @@ impl GuestSpec {
         let mut line: Vec<String> = vec![qemu()];
         let mut add = |words: &[&str]| line.extend(words.iter().map(|word| (*word).to_owned()));
         add(&["-machine", "q35", "-accel", &self.accel, "-m", &format!("{}M", self.memory_mib)]);
+        if self.accel == "kvm" {
+            add(&["-cpu", "host"]);
+        }
         add(&["-smp", &self.vcpus.to_string(), "-nodefaults", "-vga", "none", "-display", "none"]);
         add(&["-kernel", &kernel.display().to_string(), "-initrd", &initrd.display().to_string()]);
         add(&["-append", "console=ttyS0 quiet panic=-1 mitigations=off audit=0"]);

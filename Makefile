@@ -1,0 +1,55 @@
+# Two commands do everything: `make demo` and `make test`. Both install what
+# they need (Debian 12/13, Ubuntu 24.04; root or sudo).
+
+SHELL := /bin/bash
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+BENCH_OUT ?= target/bench
+
+.PHONY: help demo test setup guest lint test-kvm bench-checkpoint fuzz install clean
+
+help:
+	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
+	@echo "make test              set up everything and run all tests"
+	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
+	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
+	@echo "make install           put dewar, its man pages and completions into /usr/local"
+
+setup:
+	@scripts/setup.sh
+
+guest: setup
+	@scripts/build-guest.sh
+
+demo: guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@target/release/dewar-demo target/release/dewar
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -q -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
+
+test: guest lint
+	scripts/test.sh
+
+test-kvm: guest
+	scripts/kvm-lab.sh run
+
+bench-checkpoint: guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench target/release/dewar $(BENCH_OUT)/checkpoint.json $(BENCH_ARGS)
+
+fuzz:
+	scripts/fuzz.sh
+
+install: setup
+	cargo build --release -q -p dewar-cli
+	install -D -m 755 target/release/dewar $(DESTDIR)/usr/local/bin/dewar
+	target/release/dewar man $(DESTDIR)/usr/local/share/man/man1
+	install -d $(DESTDIR)/usr/local/share/bash-completion/completions
+	target/release/dewar completions bash >$(DESTDIR)/usr/local/share/bash-completion/completions/dewar
+
+clean:
+	cargo clean
+	rm -rf .cache

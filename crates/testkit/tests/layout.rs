@@ -1,0 +1,116 @@
+//! The rules of the house: who may depend on whom, and where `unsafe` lives.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each crate and the crates of this workspace that it may use.
+const MAY_USE: [(&str, &[&str]); 10] = [
+    ("units", &[]),
+    ("kernel", &["units"]),
+    ("memory", &["units", "kernel"]),
+    ("codec", &["units"]),
+    ("image", &["units", "codec"]),
+    ("guest", &["units", "memory"]),
+    ("guest-qemu", &["units", "guest", "memory", "kernel"]),
+    ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "guest-qemu"]),
+    ("cli", &["units", "kernel", "memory", "codec", "image", "guest", "guest-qemu", "checkpoint"]),
+    (
+        "testkit",
+        &["units", "kernel", "memory", "codec", "image", "guest", "guest-qemu", "checkpoint"],
+    ),
+];
+const MAY_BE_UNSAFE: [&str; 3] = ["kernel", "memory", "codec-gpu"];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates").to_owned()
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.path() {
+            path if path.is_dir() => found.extend(sources(&path)),
+            path if path.extension().is_some_and(|it| it == "rs") => found.push(path),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The ordinary dependencies of a manifest on crates of this workspace.
+fn used_by(manifest: &str) -> Vec<String> {
+    let mut section = "";
+    let mut used = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[dependencies]" {
+            if let Some(name) = line.strip_prefix("dewar-") {
+                let end = name.find(['.', ' ', '=']).unwrap_or(name.len());
+                used.push(name[..end].to_owned());
+            }
+        }
+    }
+    used
+}
+
+#[test]
+fn no_crate_uses_what_it_may_not() {
+    let rules: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
+    let mut seen = 0;
+    for entry in fs::read_dir(crates()).expect("crates").flatten() {
+        let name = entry.file_name().into_string().expect("name");
+        let allowed =
+            rules.get(name.as_str()).unwrap_or_else(|| panic!("crate '{name}' has no rule"));
+        let manifest = fs::read_to_string(entry.path().join("Cargo.toml")).expect("manifest");
+        for used in used_by(&manifest) {
+            assert!(allowed.contains(&used.as_str()), "'{name}' may not use '{used}'");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, MAY_USE.len());
+}
+
+#[test]
+fn unsafe_lives_in_its_rooms_and_says_why() {
+    for entry in fs::read_dir(crates()).expect("crates").flatten() {
+        let name = entry.file_name().into_string().expect("name");
+        let mut forbids = false;
+        // This file speaks of it only.
+        let others = sources(&entry.path()).into_iter().filter(|path| !path.ends_with(file!()));
+        for path in others {
+            let text = fs::read_to_string(&path).expect("source");
+            let lines: Vec<&str> = text.lines().collect();
+            forbids |= text.contains("#![forbid(unsafe_code)]");
+            for (number, line) in lines.iter().enumerate() {
+                let code = line.split("//").next().unwrap_or_default();
+                let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"]
+                    .iter()
+                    .any(|form| code.contains(form));
+                if !is_unsafe {
+                    continue;
+                }
+                let place = format!("{}:{}", path.display(), number + 1);
+                assert!(MAY_BE_UNSAFE.contains(&name.as_str()), "unsafe in {place}");
+                let above = &lines[number.saturating_sub(8)..=number];
+                assert!(above.iter().any(|it| it.contains("SAFETY:")), "no SAFETY: at {place}");
+            }
+        }
+        assert!(
+            forbids || MAY_BE_UNSAFE.contains(&name.as_str()),
+            "crate '{name}' does not forbid unsafe code"
+        );
+    }
+}
+
+#[test]
+fn files_have_one_subject() {
+    for entry in fs::read_dir(crates()).expect("crates").flatten() {
+        for path in sources(&entry.path().join("src")) {
+            let text = fs::read_to_string(&path).expect("source");
+            let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").count();
+            assert!(lines <= 450, "{} has {lines} lines: one subject each", path.display());
+        }
+    }
+}

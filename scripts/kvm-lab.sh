@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Runs guest tests under real kvm-amd on a machine without hardware
+# virtualisation: QEMU's TCG emulates AMD SVM with nested paging, so a TCG
+# machine (L1, Debian 13) plays the host and the test guests (L2) run under its
+# KVM. Slow, but the kernel code is the real one.
+#
+# usage: kvm-lab.sh prepare | kvm-lab.sh run
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$HOME/.cargo/bin:$PATH"
+repo=$PWD
+lab=$repo/.cache/kvm-lab
+mkdir -p "$lab"
+
+prepare() {
+    [ ! -e "$lab/l1.img" ] || [ "$lab/l1.img" -ot scripts/kvm-lab.sh ] || return 0
+    local missing=()
+    for package in mmdebstrap debian-archive-keyring; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    if [ ${#missing[@]} -gt 0 ]; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    fi
+    echo "kvm-lab: building the L1 system (Debian 13)"
+    # From the Debian mirror that this machine uses, where it uses one.
+    local mirror
+    mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
+        head -n1 | tr -d ' ' || true)
+    rm -rf "$lab/root"
+    mmdebstrap --quiet --variant=apt --mode=root \
+        --include=linux-image-cloud-amd64,qemu-system-x86,qemu-utils,kmod,procps,util-linux \
+        trixie "$lab/root" ${mirror:+"$mirror"}
+    rm -rf "$lab"/root/usr/share/{doc,man,locale} "$lab"/root/var/cache/apt/* "$lab"/root/var/lib/apt/lists/*
+    rm -f "$lab/l1.img"
+    truncate -s 2500M "$lab/l1.img.part"
+    mkfs.ext4 -q -F -d "$lab/root" "$lab/l1.img.part"
+    local version
+    version=$(basename "$lab"/root/boot/vmlinuz-*)
+    version=${version#vmlinuz-}
+    cp "$lab/root/boot/vmlinuz-$version" "$lab/vmlinuz"
+    # An initramfs that mounts the image and the tests' disk, and runs them.
+    local init=$lab/initrd-root
+    rm -rf "$init" && mkdir -p "$init"/{bin,proc,sys,dev,root,modules}
+    cp "$(command -v busybox)" "$init/bin/"
+    for applet in sh mount insmod switch_root mkdir sleep; do ln -sf busybox "$init/bin/$applet"; done
+    modprobe -d "$lab/root" -S "$version" --show-depends virtio_pci | sed -n 's/^insmod //p' >"$lab/modules"
+    modprobe -d "$lab/root" -S "$version" --show-depends virtio_blk | sed -n 's/^insmod //p' >>"$lab/modules"
+    modprobe -d "$lab/root" -S "$version" --show-depends ext4 2>/dev/null | sed -n 's/^insmod //p' >>"$lab/modules" || true
+    awk '!seen[$1]++ {print $1}' "$lab/modules" | while read -r file; do
+        name=$(basename "${file%.xz}")
+        case "$file" in *.xz) xz -dc "$file" >"$init/modules/$name" ;; *) cp "$file" "$init/modules/$name" ;; esac
+        echo "$name" >>"$init/modules/order"
+    done
+    cat >"$init/init" <<'INIT'
+#!/bin/sh
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+while read -r module; do insmod /modules/$module 2>/dev/null; done </modules/order
+mount -t ext4 /dev/vda /root
+mkdir -p /root/lab
+mount -t ext4 /dev/vdb /root/lab
+exec switch_root /root /bin/sh /lab/init
+INIT
+    chmod +x "$init/init"
+    (cd "$init" && find . | cpio -o -H newc --quiet) | gzip -1 >"$lab/initrd"
+    rm -rf "$lab/root"
+    mv "$lab/l1.img.part" "$lab/l1.img"
+}
+
+# The disk with the tests: binaries at the paths that they were built for.
+tests_disk() {
+    local tree=$lab/tests
+    rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
+    cp .cache/guest/vmlinuz .cache/guest/initrd "$tree/guest/"
+    cargo build -q -p dewar-cli
+    cp target/debug/dewar "$tree/dewar"
+    for test in exact consistent killed; do
+        binary=$(cargo test -q -p dewar-cli --test "$test" --no-run --message-format=json 2>/dev/null |
+            sed -n 's/.*"executable":"\([^"]*\/'"$test"'-[^"]*\)".*/\1/p' | tail -n1)
+        cp "$binary" "$tree/bin/$test"
+    done
+    strip -g "$tree/dewar" "$tree"/bin/*
+    cat >"$tree/init" <<INIT
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /run; mount -t tmpfs none /dev/shm; mount -t tmpfs none /run; mount -t tmpfs none /tmp
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root RUST_BACKTRACE=0
+modprobe kvm_amd
+mkdir -p $repo/target/debug
+cp /lab/dewar $repo/target/debug/dewar
+export DEWAR_TEST_GUEST=/lab/guest DEWAR_TEST_ACCEL=kvm DEWAR_TEST_SLOW=1
+echo "L1: Linux \$(uname -r), \$(qemu-system-x86_64 --version | head -n1)"
+[ -e /dev/kvm ] || echo "L1: no /dev/kvm"
+failed=0
+run() { timeout 1500 /lab/bin/"\$@" --test-threads=1 --nocapture 2>&1 || failed=1; }
+run exact every_page_is_that_of_the_pause
+run consistent under_kvm
+run killed five_kills_under_kvm
+echo "kvm-lab: exit \$failed"
+sync
+echo o >/proc/sysrq-trigger
+sleep 10
+INIT
+    rm -f "$lab/tests.img"
+    mkfs.ext4 -q -F -d "$tree" "$lab/tests.img" 300M
+}
+
+run() {
+    prepare
+    tests_disk
+    local cpu=EPYC,svm=on,npt=on
+    # QEMU before 8 emulates cmpxchg16b under SVM in a way that the L1 kernel
+    # does not survive.
+    case "$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\).*/\1/p')" in
+        [67]) cpu=$cpu,cx16=off ;;
+    esac
+    cp --sparse=always "$lab/l1.img" "$lab/l1.run.img"
+    local log=$lab/log
+    timeout 2400 qemu-system-x86_64 -machine pc -accel tcg,thread=multi,tb-size=1024 -cpu "$cpu" \
+        -smp 2 -m 4G -nodefaults -display none -serial stdio -no-reboot \
+        -kernel "$lab/vmlinuz" -initrd "$lab/initrd" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr audit=0" \
+        -drive file="$lab/l1.run.img",format=raw,if=virtio,cache=unsafe \
+        -drive file="$lab/tests.img",format=raw,if=virtio,cache=unsafe </dev/null | tee "$log"
+    rm -f "$lab/l1.run.img"
+    grep -q '^kvm-lab: exit 0' "$log"
+}
+
+"${1:-run}"
