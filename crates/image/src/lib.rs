@@ -16,6 +16,8 @@ mod entry;
 mod error;
 mod files;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod lease;
 mod reader;
 mod record;

@@ -64,3 +64,41 @@ fn a_process_that_is_gone_is_an_error() {
     child.wait().expect("wait");
     assert!(inject_syscall(pid, libc::SYS_getpid as u64, [0; 3]).is_err());
 }
+
+/// Not a test of its own: the tracer that the next test kills.
+#[test]
+fn tracer_until_killed() {
+    let Ok(pid) = std::env::var("DEWAR_TEST_TRACE") else { return };
+    let pid = Pid(pid.parse().expect("pid"));
+    println!("tracing");
+    loop {
+        let _ = inject_syscall(pid, libc::SYS_getpid as u64, [0; 3]);
+    }
+}
+
+#[test]
+fn a_tracer_killed_at_any_instant_harms_nothing() {
+    // As above, the sums tell of any register that did not come back.
+    let mut child = victim(
+        "$|=1; while(1){ my $s=0.0; for my $i (1..2000){$s+=$i*0.5; getppid() if $i%100==0} \
+         if($s!=1000500){print \"bad $s\\n\"; exit 1} }",
+    );
+    for round in 0..60u64 {
+        let mut tracer = Command::new(std::env::current_exe().expect("exe"))
+            .args(["--exact", "tracer_until_killed", "--nocapture"])
+            .env("DEWAR_TEST_TRACE", child.id().to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("tracer");
+        let mut lines = BufReader::new(tracer.stdout.take().expect("stdout")).lines();
+        while !lines.next().expect("a line").expect("text").contains("tracing") {}
+        std::thread::sleep(Duration::from_micros(200 + round * 137 % 3000));
+        tracer.kill().expect("kill");
+        tracer.wait().expect("wait");
+        assert!(child.try_wait().expect("wait").is_none(), "round {round}: it survives");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().expect("wait").is_none(), "it survives");
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+}

@@ -1,0 +1,185 @@
+//! The reader against altered input: whatever the bytes, an error or a right
+//! answer, never a panic and never memory without bound. Checksums are made to
+//! fit again after each change, so that the code behind them is reached.
+
+use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
+use crate::record::{ImageId, Record};
+use crate::segment::{SegmentBuilder, SegmentFile};
+use crate::{Entry, table};
+use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
+use dewar_units::PAGE_BYTES;
+use std::time::{Duration, Instant};
+use twox_hash::XxHash3_128;
+
+const STORE: [u8; 16] = [7; 16];
+
+/// How long each target runs: `DEWAR_FUZZ_SECONDS`, or one second.
+fn time() -> Duration {
+    let seconds = std::env::var("DEWAR_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
+struct Mutator {
+    state: u64,
+}
+
+impl Mutator {
+    fn next(&mut self, below: usize) -> usize {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state % below.max(1) as u64) as usize
+    }
+
+    fn mutate(&mut self, bytes: &mut Vec<u8>) {
+        for _ in 0..=self.next(4) {
+            let (at, length) = (self.next(bytes.len()), self.next(9) + 1);
+            match self.next(6) {
+                _ if bytes.is_empty() => bytes.push(1),
+                0 => bytes[at] ^= 1 << self.next(8),
+                1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.next(5)],
+                2 => bytes.truncate(at),
+                3 => {
+                    let end = (at + length).min(bytes.len());
+                    let piece = bytes[at..end].to_vec();
+                    let to = self.next(bytes.len());
+                    bytes.splice(to..to, piece);
+                }
+                4 => drop(bytes.drain(at..(at + length).min(bytes.len()))),
+                _ => {
+                    let end = (at + 4).min(bytes.len());
+                    bytes[at..end].fill(0xff);
+                }
+            }
+        }
+    }
+}
+
+/// Runs a target on changed copies of `seeds` until the time is up.
+fn fuzz(seeds: &[Vec<u8>], mut target: impl FnMut(Vec<u8>)) {
+    let mut mutator = Mutator { state: 0x5eed_0000_0001 };
+    let (began, mut rounds) = (Instant::now(), 0u64);
+    while began.elapsed() < time() {
+        let mut bytes = seeds[mutator.next(seeds.len())].clone();
+        mutator.mutate(&mut bytes);
+        target(bytes);
+        rounds += 1;
+    }
+    assert!(rounds > 100, "only {rounds} rounds");
+}
+
+fn pages() -> Vec<u8> {
+    b"some text that repeats; ".iter().copied().cycle().take(3 * PAGE_BYTES).collect()
+}
+
+#[test]
+fn fuzz_frames() {
+    let seeds: Vec<Vec<u8>> = [Codec::Raw, Codec::Lz4, Codec::Zstd]
+        .into_iter()
+        .map(|codec| {
+            let mut payload = Vec::new();
+            let codec =
+                FrameEncoder::new(codec, 1).and_then(|mut it| it.encode(&pages(), &mut payload));
+            let mut bytes = Vec::new();
+            let header = FrameHeader {
+                store: STORE,
+                segment: 5,
+                frame: 9,
+                codec: codec.expect("encode"),
+                pages: 3,
+                stored_bytes: payload.len() as u32,
+            };
+            header.append(&payload, &mut bytes);
+            bytes
+        })
+        .collect();
+    let mut decoder = FrameDecoder::new().expect("decoder");
+    fuzz(&seeds, |mut bytes| {
+        if bytes.len() > FRAME_HEADER_BYTES {
+            let length = (bytes.len() - FRAME_HEADER_BYTES) as u32;
+            bytes[44..48].copy_from_slice(&length.to_le_bytes());
+            let mut hasher = XxHash3_128::new();
+            hasher.write(&bytes[..80]);
+            hasher.write(&bytes[FRAME_HEADER_BYTES..]);
+            bytes[80..96].copy_from_slice(&hasher.finish_128().to_le_bytes());
+        }
+        if let Ok((header, payload)) = FrameHeader::parse(&bytes, STORE, 5, 9) {
+            let mut out = Vec::new();
+            if header.expand(payload, &mut decoder, &mut out).is_ok() {
+                assert_eq!(out.len(), usize::from(header.pages) * PAGE_BYTES);
+            }
+        }
+    });
+}
+
+#[test]
+fn fuzz_segments() {
+    let mut builder = SegmentBuilder::new(STORE, 5);
+    for _ in 0..4 {
+        builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
+    }
+    let (_, seed) = builder.finish();
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("segment");
+    fuzz(&[seed], |mut bytes| {
+        // The end's checksum made to fit, where there is an end.
+        if bytes.len() >= 64 + 48 {
+            let trailer = bytes.len() - 48;
+            let at = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().expect("word"));
+            if (at as usize) < trailer {
+                let mut hasher = XxHash3_128::new();
+                hasher.write(&bytes[..64]);
+                hasher.write(&bytes[at as usize..trailer]);
+                hasher.write(&bytes[trailer..trailer + 8]);
+                let checksum = hasher.finish_128().to_le_bytes();
+                bytes[trailer + 8..trailer + 24].copy_from_slice(&checksum);
+            }
+        }
+        std::fs::write(&path, &bytes).expect("write");
+        if let Ok(segment) = SegmentFile::open(&path, STORE, 5) {
+            let mut buffer = Vec::new();
+            for frame in 0..segment.frames() {
+                let _ = segment.read_frame(frame, &mut buffer).map(|(header, _)| header);
+            }
+        }
+    });
+}
+
+#[test]
+fn fuzz_records() {
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/v1/images");
+    let path = std::fs::read_dir(data).expect("list").flatten().next().expect("a record").path();
+    let id = ImageId(path.file_stem().expect("name").to_string_lossy().into_owned());
+    let seed = std::fs::read(path).expect("read");
+    let text = String::from_utf8(seed).expect("text");
+    let start = text.find("\"record\":").expect("record") + "\"record\":".len();
+    let body = text[start..].trim_end().trim_end_matches('}').to_owned() + "}";
+    let body = body.into_bytes();
+    fuzz(&[body], |bytes| {
+        let blake3 = blake3::hash(&bytes).to_hex();
+        let mut file =
+            format!(r#"{{"format":"dewar-record","version":1,"blake3":"{blake3}","record":"#)
+                .into_bytes();
+        file.extend_from_slice(&bytes);
+        file.extend_from_slice(b"}\n");
+        if let Ok(record) = Record::parse(&file, &id, "69a8008ccfc6f133a9d4f15f1ce28b47") {
+            assert_eq!(record.id, id);
+        }
+    });
+}
+
+#[test]
+fn fuzz_page_tables() {
+    let seed: Vec<u8> = (0..512u64).flat_map(|entry| (entry * 512 + 1).to_le_bytes()).collect();
+    fuzz(&[seed], |mut bytes| {
+        bytes.resize(PAGE_BYTES, 0);
+        let pages = 1 + u64::from(bytes[0]) * 1000;
+        let mut reads = 0;
+        let _ = table::flatten(Entry(1), pages, |_| {
+            reads += 1;
+            Ok(bytes.clone())
+        });
+        // As many nodes as the pages need, whatever they say.
+        assert!(reads <= pages.div_ceil(512) + 512 + 1, "{reads} reads for {pages} pages");
+    });
+}

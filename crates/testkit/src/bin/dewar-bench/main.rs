@@ -1,0 +1,144 @@
+//! `make bench-checkpoint`: Dewar's checkpoint and restore beside stock QEMU's
+//! ways to a file, in the same run, on the same kind of guest.
+//!
+//! usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,...] [--rates N,...]
+
+#![forbid(unsafe_code)]
+
+mod measure;
+mod methods;
+mod report;
+mod sample;
+
+use anyhow::{Context, Result};
+use dewar_testkit::{GuestSpec, Lab};
+use measure::{Figures, Subject};
+use methods::Method;
+use report::Row;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Guest RAM that is left to the guest's own kernel and program.
+const RESERVED_MIB: u64 = 220;
+
+struct Plan {
+    dewar: PathBuf,
+    out: PathBuf,
+    repeats: usize,
+    /// GiB, each with all rates and repeats.
+    sizes: Vec<u64>,
+    /// GiB, once each.
+    once: Vec<u64>,
+    rates: Vec<u64>,
+}
+
+fn main() -> Result<()> {
+    let plan = plan()?;
+    let mut rows = Vec::new();
+    let run_cost = run_cost(&plan)?;
+    report::print_run_cost(&run_cost);
+    for (sizes, repeats) in [(&plan.sizes, plan.repeats), (&plan.once, 1)] {
+        for gib in sizes {
+            for rate in &plan.rates {
+                rows.extend(measure_load(&plan, *gib, *rate, repeats)?);
+                report::save(&plan.out, &rows, &run_cost)?;
+            }
+        }
+    }
+    report::print_targets(&rows, &run_cost);
+    println!("\nwritten to {}", plan.out.display());
+    Ok(())
+}
+
+fn plan() -> Result<Plan> {
+    let mut words = std::env::args().skip(1);
+    let usage = "usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,..] [--once GIB,..] [--rates N,..]";
+    let mut plan = Plan {
+        dewar: std::fs::canonicalize(words.next().context(usage)?)?,
+        out: words.next().context(usage)?.into(),
+        repeats: 5,
+        sizes: vec![1, 8],
+        once: vec![2, 4],
+        rates: vec![0, 20_000, 200_000],
+    };
+    let list = |text: String| -> Result<Vec<u64>> {
+        text.split(',').filter(|word| !word.is_empty()).map(|word| Ok(word.parse()?)).collect()
+    };
+    while let Some(flag) = words.next() {
+        let value = words.next().context(usage)?;
+        match flag.as_str() {
+            "--repeats" => plan.repeats = value.parse()?,
+            "--sizes" => plan.sizes = list(value)?,
+            "--once" => plan.once = list(value)?,
+            "--rates" => plan.rates = list(value)?,
+            _ => anyhow::bail!(usage),
+        }
+    }
+    Ok(plan)
+}
+
+/// All methods, taking turns, on one guest under Dewar and one without.
+fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    println!("\n{gib} GiB, {} ({repeats} repeats)", report::load(rate));
+    let mut all: Vec<(Method, Vec<Figures>)> =
+        Method::ALL.iter().map(|method| (*method, Vec::new())).collect();
+    // One guest at a time: two would not fit the machine's cores.
+    for dewars in [true, false] {
+        let lab = Lab::new(&plan.dewar)?;
+        let mut subject = boot(&lab, gib, dewars)?;
+        subject.load(rate)?;
+        for _ in 0..repeats {
+            for (method, figures) in &mut all {
+                if method.is_dewars() != dewars {
+                    continue;
+                }
+                match methods::run(*method, &lab, &mut subject) {
+                    Ok(one) => figures.push(one),
+                    Err(why) => println!("  SKIPPED {}: {why:#}", method.name()),
+                }
+            }
+        }
+    }
+    report::print_head();
+    for (method, figures) in all.into_iter().filter(|(_, figures)| !figures.is_empty()) {
+        let row = Row { gib, rate, method: method.name().to_owned(), figures };
+        report::print_row(&row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn boot(lab: &Lab, gib: u64, by_dewar: bool) -> Result<Subject> {
+    let sample = sample::file(Path::new("target/bench"))?;
+    let spec = GuestSpec { memory_mib: gib << 10, sample: Some(sample), ..GuestSpec::default() };
+    let mut subject =
+        if by_dewar { Subject::by_dewar(lab, &spec)? } else { Subject::by_hand(lab, &spec)? };
+    // A quarter each: zeros, text, programs, noise.
+    subject.guest.console.ask(&format!("fill {} mixed", (gib << 10) - RESERVED_MIB))?;
+    Ok(subject)
+}
+
+/// What `dewar run` costs a guest that is never checkpointed: steps a second
+/// with it and without, taking turns.
+fn run_cost(plan: &Plan) -> Result<Vec<(f64, f64)>> {
+    let mut pairs = Vec::new();
+    for _ in 0..plan.repeats {
+        let mut speeds = [0.0; 2];
+        for (by_dewar, speed) in [true, false].into_iter().zip(&mut speeds) {
+            let lab = Lab::new(&plan.dewar)?;
+            let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
+            let mut subject = if by_dewar {
+                Subject::by_dewar(&lab, &spec)?
+            } else {
+                Subject::by_hand(&lab, &spec)?
+            };
+            subject.guest.console.ask("check 40000 1 none")?;
+            // Past the translation of its code and its first touches.
+            std::thread::sleep(Duration::from_secs(2));
+            *speed = subject.speed(Duration::from_secs(4))?;
+        }
+        pairs.push((speeds[0], speeds[1]));
+    }
+    Ok(pairs)
+}
