@@ -50,7 +50,6 @@ pub enum QmpError {
 pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
-    events: Vec<Value>,
     next_id: u64,
 }
 
@@ -83,7 +82,7 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        Self { stream, received: Vec::new(), events: Vec::new(), next_id: 1 }
+        Self { stream, received: Vec::new(), next_id: 1 }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -118,29 +117,6 @@ impl Qmp {
         self.run(command, arguments, Some(fd))
     }
 
-    /// Forgets the events that came so far.
-    pub fn forget_events(&mut self) {
-        self.events.clear();
-    }
-
-    /// Waits for an event with this name, come since the last
-    /// [`Qmp::forget_events`]; `None` where none came in time.
-    ///
-    /// # Errors
-    /// Where QEMU is gone.
-    pub fn wait_event(&mut self, name: &str, within: Duration) -> Result<Option<Value>, QmpError> {
-        let deadline = Instant::now() + within;
-        loop {
-            if let Some(at) = self.events.iter().position(|event| event["event"] == name) {
-                return Ok(Some(self.events.remove(at)));
-            }
-            match self.message(deadline)? {
-                Some(message) => self.note(message),
-                None => return Ok(None),
-            }
-        }
-    }
-
     fn run(
         &mut self,
         command: &str,
@@ -159,19 +135,14 @@ impl Qmp {
                 return Err(QmpError::Silent { command, within: ANSWER_WITHIN });
             };
             if message["id"] != id {
-                self.note(message);
-            } else if let Some(error) = message.get("error") {
+                // An event, or an answer to a dead user's command.
+                continue;
+            }
+            if let Some(error) = message.get("error") {
                 let reason = error["desc"].as_str().unwrap_or("no reason given").to_owned();
                 return Err(QmpError::Refused { command: command.to_owned(), reason });
-            } else {
-                return Ok(message["return"].take());
             }
-        }
-    }
-
-    fn note(&mut self, message: Value) {
-        if message.get("event").is_some() {
-            self.events.push(message);
+            return Ok(message["return"].take());
         }
     }
 
