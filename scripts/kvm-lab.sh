@@ -114,8 +114,8 @@ run() {
     # The emulator is Debian 13's too, in its own root: the SVM emulation of
     # QEMU 7.2 makes the L1 kernel panic now and then.
     timeout 2400 chroot "$lab/root" qemu-system-x86_64 -machine pc \
-        -accel tcg,thread=single,tb-size=1024 -cpu EPYC,svm=on,npt=on \
-        -smp 2 -m 4G -nodefaults -display none -serial stdio -no-reboot \
+        -accel tcg,thread=multi,tb-size=1024 -cpu EPYC,svm=on,npt=on \
+        -smp 1 -m 4G -nodefaults -display none -serial stdio -no-reboot \
         -kernel /lab/vmlinuz -initrd /lab/initrd \
         -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr audit=0" \
         -drive file=/lab/l1.img,format=raw,if=virtio,cache=unsafe \

@@ -7,39 +7,43 @@ use crate::{CheckpointError, buffer::CaptureBuffer};
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that a worker takes at a time: one page-table node.
 const PIECE: u64 = 512;
 
-/// What the bulk pass found.
-pub(crate) struct BulkResult {
-    /// Pages that have no memory behind them.
-    pub holes: PageSet,
-}
-
 /// Encodes every page but those already written since arming, which are left
 /// for the epochs. A page that is written while it is copied is in a later
-/// epoch's set, whatever was copied.
+/// epoch's set, whatever was copied. Returns the pages that have no memory
+/// behind them; one that gets some from now on is dirty.
 pub(crate) fn bulk(
     ram: &Ram,
     tracker: &WriteTracker,
     writer: &ImageWriter<'_>,
     observer: &dyn Observer,
-) -> Result<BulkResult, CheckpointError> {
+) -> Result<PageSet, CheckpointError> {
     let all = PageRange::new(0, ram.pages());
+    let mut holes = PageSet::full(ram.pages());
+    for range in ram.data_ranges(all)? {
+        holes.remove_range(range);
+    }
+    holes.ranges().for_each(|range| writer.put_holes(range));
     let pieces = Pieces::new(all, PIECE);
-    let holes = Mutex::new(PageSet::new(ram.pages()));
     let done = AtomicU64::new(0);
     run_idle(cores(), || {
         let work = || -> Result<(), CheckpointError> {
             let mut sink = writer.sink()?;
             let mut page_bytes = vec![0; PAGE_BYTES];
             while let Some(piece) = pieces.take() {
-                let still = still_pages(ram, tracker, piece, writer, &holes)?;
-                for page in still.iter() {
-                    let page = PageNumber(piece.start.0 + page.0);
+                let mut dirty = PageSet::new(piece.count());
+                for range in tracker.peek(piece)? {
+                    let local = |page: PageNumber| page.0 - piece.start.0;
+                    dirty.insert_range(PageRange::new(local(range.start), local(range.end)));
+                }
+                for page in piece.pages() {
+                    if holes.contains(page) || dirty.contains(PageNumber(page.0 - piece.start.0)) {
+                        continue;
+                    }
                     ram.copy_page(page, &mut page_bytes);
                     sink.put(page, &page_bytes)?;
                 }
@@ -51,40 +55,7 @@ pub(crate) fn bulk(
         };
         work().inspect_err(|_| pieces.stop())
     })?;
-    Ok(BulkResult { holes: holes.into_inner().unwrap_or_else(|locked| locked.into_inner()) })
-}
-
-/// The pages of a piece (counted from its start) that have memory and were not
-/// written since arming. Holes are noted.
-fn still_pages(
-    ram: &Ram,
-    tracker: &WriteTracker,
-    piece: PageRange,
-    writer: &ImageWriter<'_>,
-    holes: &Mutex<PageSet>,
-) -> Result<PageSet, CheckpointError> {
-    let local = |range: PageRange| {
-        PageRange::new(range.start.0 - piece.start.0, range.end.0 - piece.start.0)
-    };
-    // Data first, then writes: a hole that is filled in between is dirty.
-    let mut still = PageSet::new(piece.count());
-    for range in ram.data_ranges(piece)? {
-        still.insert_range(local(range));
-    }
-    let mut hollow = PageSet::full(piece.count());
-    hollow.subtract(&still);
-    if !hollow.is_empty() {
-        let mut holes = holes.lock().unwrap_or_else(|locked| locked.into_inner());
-        for range in hollow.ranges() {
-            let range = range.shifted(piece.start.0);
-            writer.put_holes(range);
-            holes.insert_range(range);
-        }
-    }
-    for range in tracker.peek(piece)? {
-        still.remove_range(local(range));
-    }
-    Ok(still)
+    Ok(holes)
 }
 
 /// Encodes what was captured, while the guest runs.

@@ -101,7 +101,7 @@ fn capture(
     guest.drain()?;
     observer.step(Step::Armed);
 
-    let found = bulk(&ram, &tracker, &writer, observer)?;
+    let mut holes = bulk(&ram, &tracker, &writer, observer)?;
     observer.step(Step::BulkDone);
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
@@ -117,7 +117,6 @@ fn capture(
     })?;
     observer.step(Step::WrittenBehind);
 
-    let mut holes = found.holes;
     holes.subtract(captures.buffer.held());
     let (root, counts) = writer.finish_memory(holes.count())?;
     let device_state = writer.put_blob(&device_state)?;

@@ -179,16 +179,14 @@ impl SegmentFile {
     }
 }
 
-/// Writes a finished segment and starts its way to the disk.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<File, ImageError> {
+/// Writes a finished segment, to disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     let file = files::private_options()
         .write(true)
         .create_new(true)
         .open(path)
         .map_err(ImageError::io("create", path))?;
-    file.write_all_at(bytes, 0).map_err(ImageError::io("write", path))?;
-    // Begins write-back without waiting, so that the sync at the end is short.
-    // Only a hint: a refusal changes nothing.
-    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-    Ok(file)
+    file.write_all_at(bytes, 0)
+        .and_then(|()| file.sync_data())
+        .map_err(ImageError::io("write", path))
 }

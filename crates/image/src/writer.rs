@@ -5,19 +5,16 @@ use crate::store::segment_name;
 use crate::{Entry, FileStore, ImageError, PageAddress, files, segment, table};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageRange};
-use std::collections::{HashSet, VecDeque};
-use std::fs::File;
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
 /// Segment numbers taken from the store at a time.
 const BATCH: u64 = 16;
-/// Finished segments that may wait for the disk.
-const QUEUE: usize = 2;
-/// Written segments that may wait for their sync: by then most are on disk.
-const UNSYNCED: usize = 32;
+/// Segments on their way to the disk at a time.
+const FLUSHERS: usize = 3;
 
 /// What an image is made of.
 #[derive(Debug, Clone, Copy)]
@@ -52,16 +49,11 @@ struct Shared {
     stored_bytes: u64,
 }
 
-/// Segment files whose sync is still to come.
-type Written = VecDeque<(File, PathBuf)>;
-
-fn sync((file, path): (File, PathBuf)) -> Result<(), ImageError> {
-    file.sync_data().map_err(ImageError::io("sync", &path))
-}
-
+/// Threads that write finished segments and wait for the disk, so that the
+/// threads that encode need not.
 struct Flusher {
     queue: mpsc::SyncSender<(u64, Vec<u8>)>,
-    thread: JoinHandle<Result<Written, ImageError>>,
+    threads: Vec<JoinHandle<Result<(), ImageError>>>,
 }
 
 impl<'s> ImageWriter<'s> {
@@ -79,26 +71,13 @@ impl<'s> ImageWriter<'s> {
             raw: HashSet::new(),
             stored_bytes: 0,
         };
-        let (queue, segments) = mpsc::sync_channel::<(u64, Vec<u8>)>(QUEUE);
-        let root = store.root().to_owned();
-        let thread = std::thread::spawn(move || {
-            let mut written = VecDeque::new();
-            for (number, bytes) in segments {
-                let path = root.join(segment_name(number));
-                written.push_back((segment::write_file(&path, &bytes)?, path));
-                if written.len() > UNSYNCED {
-                    written.pop_front().map_or(Ok(()), sync)?;
-                }
-            }
-            Ok(written)
-        });
         Ok(Self {
             store,
             id,
             options,
             entries,
             shared: Mutex::new(shared),
-            flusher: Mutex::new(Some(Flusher { queue, thread })),
+            flusher: Mutex::new(Some(Flusher::start(store.root()))),
             committed: false,
         })
     }
@@ -175,7 +154,7 @@ impl<'s> ImageWriter<'s> {
     pub fn sync(&self) -> Result<(), ImageError> {
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner()).take();
         if let Some(flusher) = flusher {
-            flusher.finish()?.into_iter().try_for_each(sync)?;
+            flusher.finish()?;
         }
         files::sync_folder(&self.store.root().join("segments"))
     }
@@ -275,9 +254,29 @@ impl Drop for ImageWriter<'_> {
 }
 
 impl Flusher {
-    fn finish(self) -> Result<Written, ImageError> {
+    fn start(root: &Path) -> Self {
+        let (queue, segments) = mpsc::sync_channel::<(u64, Vec<u8>)>(FLUSHERS);
+        let segments = Arc::new(Mutex::new(segments));
+        let threads = (0..FLUSHERS).map(|_| {
+            let (root, segments) = (root.to_owned(), segments.clone());
+            std::thread::spawn(move || {
+                loop {
+                    let next = segments.lock().unwrap_or_else(|locked| locked.into_inner()).recv();
+                    let Ok((number, bytes)) = next else { return Ok(()) };
+                    segment::write_file(&root.join(segment_name(number)), &bytes)?;
+                }
+            })
+        });
+        Self { queue, threads: threads.collect() }
+    }
+
+    /// Waits until everything is on disk; the first error wins.
+    fn finish(self) -> Result<(), ImageError> {
         drop(self.queue);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        self.threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .fold(Ok(()), Result::and)
     }
 }
 
