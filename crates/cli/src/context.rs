@@ -4,7 +4,7 @@ use crate::failure::{Code, Failure};
 use dewar_guest_qemu::registry::{GuestFolder, GuestLock, GuestRecord, Registry, RegistryError};
 use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::FileStore;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Flags that hold for all verbs.
@@ -109,18 +109,23 @@ impl Held {
     }
 }
 
-/// That no guest by this name stands in the way of a new one; a dead one is
-/// made to give its memory back.
-pub fn make_way(folder: &GuestFolder) -> Result<(), Failure> {
+/// That no guest by this name stands in the way of a new one, whose RAM shall
+/// be in `ram_dir`; a dead one is made to give its memory back.
+pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<(), Failure> {
     match folder.record() {
-        Err(RegistryError::NoSuchGuest(_)) => Ok(()),
-        Err(error) => Err(error.into()),
+        Err(RegistryError::NoSuchGuest(_)) => {}
+        Err(error) => return Err(error.into()),
         Ok(record) if record.process.is_alive() => {
-            Err(RegistryError::Exists(folder.name().to_owned()).into())
+            return Err(RegistryError::Exists(folder.name().to_owned()).into());
         }
         Ok(record) => {
             settle(folder, &record)?;
-            Ok(folder.remove_ram(&record)?)
+            folder.remove_ram(&record)?;
         }
     }
+    // A QEMU whose starter died before it could note it.
+    if let Ok(mut qmp) = Qmp::connect(&folder.file("qmp.sock")) {
+        let _ = qmp.execute("quit", json!({}));
+    }
+    Ok(folder.sweep_ram(ram_dir)?)
 }

@@ -90,9 +90,9 @@ fn guests_are_started_listed_stopped_and_removed() {
         lab.dewar(&["rm", name, "--force"]).done();
     }
     let left = std::fs::read_dir("/dev/shm").expect("shm").flatten().any(|entry| {
-        lines.iter().any(|(name, _)| {
-            entry.file_name().to_string_lossy().starts_with(&format!("dewar-{name}-"))
-        })
+        lines
+            .iter()
+            .any(|(name, _)| entry.file_name().to_string_lossy().contains(&format!("@{name}@")))
     });
     assert!(!left, "no RAM file is left");
 }

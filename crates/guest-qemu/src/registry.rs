@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -201,7 +202,10 @@ impl Registry {
         {
             return Err(RegistryError::BadName(name.to_owned()));
         }
-        Ok(GuestFolder { name: name.to_owned(), path: self.root.join("guests").join(name) })
+        // '@' is in no name, so no guest's prefix begins another's.
+        let ram_prefix = format!("dewar-{:08x}@{name}@", fnv1a(self.root.as_os_str().as_bytes()));
+        let path = self.root.join("guests").join(name);
+        Ok(GuestFolder { name: name.to_owned(), path, ram_prefix })
     }
 }
 
@@ -210,6 +214,7 @@ impl Registry {
 pub struct GuestFolder {
     name: String,
     path: PathBuf,
+    ram_prefix: String,
 }
 
 /// The right to work on a guest; other commands are kept out while it lives.
@@ -240,6 +245,27 @@ impl GuestFolder {
     /// A file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// The RAM file for backend `id` in `folder`; no other guest, of this root
+    /// or another, has this name.
+    pub fn ram_file(&self, folder: &Path, id: &str) -> PathBuf {
+        folder.join(format!("{}{id}", self.ram_prefix))
+    }
+
+    /// Removes RAM files that a command left in `folder` which died before it
+    /// could note them. Only while the guest is locked and does not run.
+    ///
+    /// # Errors
+    /// Where one cannot be removed.
+    pub fn sweep_ram(&self, folder: &Path) -> Result<(), RegistryError> {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&self.ram_prefix) {
+                let path = entry.path();
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the folder where it is missing, and takes the lock.
@@ -349,6 +375,11 @@ impl GuestFolder {
     pub fn remove_all(&self) -> Result<(), RegistryError> {
         fs::remove_dir_all(&self.path).map_err(io_error("remove", &self.path))
     }
+}
+
+/// FNV-1a, 32 bits: the same in every build.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {

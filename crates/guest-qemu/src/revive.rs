@@ -113,7 +113,8 @@ pub fn plan_revival(
         overlays.insert(disk.place, folder.file(&format!("disk-{index}.qcow2")));
     }
     let socket = folder.file("qmp.sock");
-    let plan = plan_restore(&machine.arguments, &socket, ram_path, &overlays, lazy)?;
+    let plan =
+        plan_restore(&machine.arguments, &socket, ram_path, &overlays, &machine.machine, lazy)?;
     let planned = order_regions(&plan.run.regions, regions)?;
     let mut made = Vec::new();
     for disk in &machine.disks {

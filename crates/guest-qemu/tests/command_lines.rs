@@ -117,7 +117,8 @@ fn what_cannot_be_taken_is_refused_with_its_reason() {
 fn restore(line: &str, disks: &[usize], lazy: bool) -> (String, String) {
     let overlays: HashMap<usize, PathBuf> =
         disks.iter().map(|place| (*place, PathBuf::from(format!("/o{place}")))).collect();
-    let plan = plan_restore(&words(line), Path::new("/q"), ram, &overlays, lazy).expect(line);
+    let plan = plan_restore(&words(line), Path::new("/q"), ram, &overlays, "pc-q35-7.2", lazy)
+        .expect(line);
     (plan.line.join(" "), plan.run.arguments.join(" "))
 }
 
@@ -151,7 +152,10 @@ fn a_restored_line_has_other_disks_and_fresh_ram() {
         assert!(disks.iter().all(|place| *place < disk_places(&words(line)).expect(line).len()));
         let (own, run) = restore(line, disks, false);
         assert_eq!(own, expected);
-        assert_eq!(run, format!("{expected} {} {QMP} -incoming defer", added(G)));
+        assert_eq!(
+            run,
+            format!("{expected} -machine type=pc-q35-7.2 {} {QMP} -incoming defer", added(G))
+        );
     }
 }
 

@@ -44,7 +44,7 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&name)?;
     let _lock = folder.lock()?;
     end_unfinished(&folder)?;
-    make_way(&folder)?;
+    make_way(&folder, &args.ram_dir)?;
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
     hot_pages(&image)?;
@@ -94,8 +94,7 @@ fn bring_back(
 ) -> Result<GuestRecord, Failure> {
     let name = folder.name();
     let disks = saved_disks(store, image);
-    let unique = std::process::id();
-    let ram_path = |id: &str| args.ram_dir.join(format!("dewar-{name}-{unique}-{id}"));
+    let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
     let regions: Vec<(String, u64)> = image
         .record()
         .memory

@@ -16,15 +16,14 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let (program, arguments) = split_command(args.command)?;
     let folder = context.registry.guest(&args.name)?;
     let _lock = folder.lock()?;
-    make_way(&folder)?;
+    make_way(&folder, &args.ram_dir)?;
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     context.settle_all().into_iter().next().map_or(Ok(()), Err)?;
     refuse_stale_disks(&arguments, &here)?;
 
     let qmp_path = folder.file("qmp.sock");
-    let unique = std::process::id();
-    let ram_path = |id: &str| args.ram_dir.join(format!("dewar-{}-{unique}-{id}", args.name));
+    let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
     let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     })?;

@@ -77,7 +77,9 @@ pub struct RestorePlan {
 
 /// Plans the command line of a restored guest: `line` as it was saved, RAM in
 /// files that `ram_path` names, each disk of `overlays` (by its place's index
-/// in [`disk_places`]) replaced by a qcow2 file.
+/// in [`disk_places`]) replaced by a qcow2 file. The machine type is pinned to
+/// `machine`, the versioned name that it had: a newer QEMU's `q35` is another
+/// machine, and would not take the saved state.
 ///
 /// # Errors
 /// As [`plan_run`].
@@ -86,6 +88,7 @@ pub fn plan_restore(
     qmp: &Path,
     ram_path: impl Fn(&str) -> PathBuf,
     overlays: &HashMap<usize, PathBuf>,
+    machine: &str,
     lazy: bool,
 ) -> Result<RestorePlan, Unsupported> {
     let mut line = line.to_vec();
@@ -122,6 +125,7 @@ pub fn plan_restore(
             .collect::<Vec<_>>();
         bare.into_iter().rev().for_each(|at| drop(line.remove(at)));
     }
+    line.extend(["-machine".to_owned(), format!("type={machine}")]);
     let mut run = plan_run(&line, qmp, ram_path)?;
     run.arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
     Ok(RestorePlan { line: own_line, run })

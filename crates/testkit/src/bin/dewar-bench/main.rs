@@ -18,8 +18,10 @@ use report::Row;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Guest RAM that is left to the guest's own kernel and program.
-const RESERVED_MIB: u64 = 220;
+/// Guest RAM in MiB that is left to the guest's own kernel and program.
+fn reserved_mib(gib: u64) -> u64 {
+    200 + 48 * gib
+}
 
 struct Plan {
     dewar: PathBuf,
@@ -115,7 +117,7 @@ fn boot(lab: &Lab, gib: u64, by_dewar: bool) -> Result<Subject> {
     let mut subject =
         if by_dewar { Subject::by_dewar(lab, &spec)? } else { Subject::by_hand(lab, &spec)? };
     // A quarter each: zeros, text, programs, noise.
-    subject.guest.console.ask(&format!("fill {} mixed", (gib << 10) - RESERVED_MIB))?;
+    subject.guest.console.ask(&format!("fill {} mixed", (gib << 10) - reserved_mib(gib)))?;
     Ok(subject)
 }
 
