@@ -5,6 +5,7 @@ use dewar_guest_qemu::registry::{GuestFolder, GuestLock, GuestRecord, Registry, 
 use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::FileStore;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Flags that hold for all verbs.
@@ -110,8 +111,10 @@ impl Held {
 }
 
 /// That no guest by this name stands in the way of a new one, whose RAM shall
-/// be in `ram_dir`; a dead one is made to give its memory back.
-pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<(), Failure> {
+/// be in `ram_dir`. A dead one's memory is given back when what is returned is
+/// dropped.
+pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<Vec<File>, Failure> {
+    let mut unnamed = Vec::new();
     match folder.record() {
         Err(RegistryError::NoSuchGuest(_)) => {}
         Err(error) => return Err(error.into()),
@@ -120,12 +123,13 @@ pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<(), Failure> {
         }
         Ok(record) => {
             settle(folder, &record)?;
-            folder.remove_ram(&record)?;
+            unnamed = folder.remove_ram(&record)?;
         }
     }
     // A QEMU whose starter died before it could note it.
     if let Ok(mut qmp) = Qmp::connect(&folder.file("qmp.sock")) {
         let _ = qmp.execute("quit", json!({}));
     }
-    Ok(folder.sweep_ram(ram_dir)?)
+    folder.sweep_ram(ram_dir)?;
+    Ok(unnamed)
 }

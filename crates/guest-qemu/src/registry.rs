@@ -352,12 +352,15 @@ impl GuestFolder {
         }
     }
 
-    /// Removes the RAM files of a guest whose process has ended.
+    /// Removes the RAM files of a guest whose process has ended. Their memory is
+    /// given back when what is returned is dropped: that takes 0.1 s a GiB.
     ///
     /// # Errors
     /// Where one cannot be removed.
-    pub fn remove_ram(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+    pub fn remove_ram(&self, record: &GuestRecord) -> Result<Vec<File>, RegistryError> {
+        let mut unnamed = Vec::new();
         for path in &record.owned_ram {
+            unnamed.extend(File::open(path));
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(io_error("remove", path)(error));
@@ -365,7 +368,7 @@ impl GuestFolder {
                 _ => {}
             }
         }
-        Ok(())
+        Ok(unnamed)
     }
 
     /// Removes the folder, and with it the guest.

@@ -22,7 +22,7 @@ pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
 
 fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&args.name)?;
-    make_way(&folder, Path::new("/dev/shm"))?;
+    drop(make_way(&folder, Path::new("/dev/shm"))?);
     let socket = std::path::absolute(&args.qmp).unwrap_or_else(|_| args.qmp.clone());
     let failed = |why: String| Failure::new(Code::Failed, format!("{}: {why}", socket.display()));
     let mut qmp = Qmp::connect(&socket).map_err(|error| {

@@ -18,7 +18,8 @@ use dewar_checkpoint::restore::{fill_files, hot_pages};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{Revival, SavedDisk, load_state, plan_revival, start};
-use dewar_image::{FileStore, ImageReader};
+use dewar_image::{FileStore, ImageReader, Record};
+use dewar_kernel::free_bytes;
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
 use std::fs::{self, File};
@@ -44,7 +45,10 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&name)?;
     let _lock = folder.lock()?;
     end_unfinished(&folder)?;
-    make_way(&folder, &args.ram_dir)?;
+    let mut dead_ram = make_way(&folder, &args.ram_dir)?;
+    if !has_room(&args, image.record()) {
+        dead_ram.clear();
+    }
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
     hot_pages(&image)?;
@@ -78,7 +82,15 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
             crate::output::milliseconds(ms)
         ),
     );
+    // Only now: the guest need not wait until the old one's memory is free.
+    drop(dead_ram);
     Ok(())
+}
+
+/// Whether the guest's RAM fits beside that of the dead one.
+fn has_room(args: &RestoreArgs, record: &Record) -> bool {
+    let needed = record.memory.pages * PAGE_BYTES as u64;
+    free_bytes(&args.ram_dir).is_ok_and(|free| free >= needed)
 }
 
 #[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
