@@ -26,7 +26,8 @@ version_ok() {
 }
 if ! version_ok rustc; then
     "${sudo[@]}" apt-get update -qq
-    newest=$(apt-cache search --names-only '^rustc(-1\.[0-9]+)?$' | cut -d' ' -f1 | sort -V | tail -n1)
+    newest=$(apt-cache search --names-only '^rustc' | cut -d' ' -f1 |
+        grep -xE 'rustc(-1\.[0-9]+)?' | sort -V | tail -n1)
     offered=$(apt-cache policy "${newest:-rustc}" | sed -n 's/ *Candidate: //p')
     if dpkg --compare-versions "${offered:-0}" ge 1.85; then
         echo "setup: installing $newest"
