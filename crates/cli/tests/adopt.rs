@@ -2,7 +2,7 @@
 
 mod common;
 
-use dewar_testkit::{Console, GuestSpec, Lab, kill, wait_until, wait_while_alive};
+use dewar_testkit::{Console, GuestSpec, Lab, guest_files, kill, wait_until, wait_while_alive};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,6 +18,13 @@ fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std
     line.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", qmp.display())]);
     let mut command = match user {
         Some(user) => {
+            // The repository may lie where the user cannot look.
+            for file in <[_; 2]>::from(guest_files().expect("guest files")) {
+                let copy = folder.join(file.file_name().expect("name"));
+                std::fs::copy(&file, &copy).expect("copy");
+                let words = line.iter_mut().filter(|word| **word == file.display().to_string());
+                words.for_each(|word| *word = copy.display().to_string());
+            }
             for path in [lab.path(), &folder] {
                 Command::new("chmod").arg("777").arg(path).status().expect("chmod");
             }
