@@ -144,21 +144,22 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     let qemu = qemu();
     let run = |line: &[&str]| {
         let all =
-            [&["run", "g", "--", qemu.as_str(), "-display", "none", "-nodefaults"], line].concat();
+            [&["run", "refused", "--", qemu.as_str(), "-display", "none", "-nodefaults"], line]
+                .concat();
         lab.dewar(&all)
     };
     run(&["-m", "64M", "-device", "vfio-pci,host=00:00.0"]).failed(4, &["VFIO"]);
     run(&["-m", "900G"]).failed(4, &["no room", "900 GiB"]);
     run(&["-m", "64M", "-device", "no-such-device"])
         .failed(1, &["did not start", "no-such-device"]);
-    lab.dewar(&["run", "g", "--", "no-such-qemu"]).failed(1, &["no-such-qemu"]);
-    lab.dewar(&["run", "../g", "--", &qemu]).failed(1, &["no name for a guest"]);
-    lab.dewar(&["run", "g"]).failed(2, &[]);
+    lab.dewar(&["run", "refused", "--", "no-such-qemu"]).failed(1, &["no-such-qemu"]);
+    lab.dewar(&["run", "../refused", "--", &qemu]).failed(1, &["no name for a guest"]);
+    lab.dewar(&["run", "refused"]).failed(2, &[]);
     lab.dewar(&["checkpoint", "g"]).failed(3, &["no guest 'g'"]);
     lab.dewar(&["restore", "g"]).failed(3, &["no checkpoint"]);
     // A migration blocker: this device's state cannot be saved.
     run(&["-m", "64M", "-device", "pci-bridge,chassis_nr=1", "-only-migratable"]).done();
-    lab.dewar(&["rm", "g", "--force"]).done();
+    lab.dewar(&["rm", "refused", "--force"]).done();
     run(&[
         "-m",
         "64M",
@@ -171,7 +172,7 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     let none: Vec<_> = std::fs::read_dir("/dev/shm")
         .expect("shm")
         .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().contains("@g@"))
+        .filter(|entry| entry.file_name().to_string_lossy().contains("@refused@"))
         .collect();
     assert!(none.is_empty(), "no RAM file is left: {none:?}");
     assert_eq!(lab.dewar(&["ps"]).json()["guests"], serde_json::json!([]));

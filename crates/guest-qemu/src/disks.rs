@@ -84,7 +84,7 @@ pub(crate) fn prepare(
     cwd: &Path,
 ) -> Result<(), DiskError> {
     create_overlay(overlay, &absolute(&disk.file, cwd), &disk.format, disk.info.virtual_bytes)?;
-    let file = hand_over(qmp, overlay)?;
+    let file = hand_over(qmp, overlay, disk.direct)?;
     let arguments = json!({
         "driver": "qcow2",
         "node-name": overlay_node(index),
@@ -138,7 +138,7 @@ pub(crate) fn copy(
     let path = target.display().to_string();
     let size = disk.info.virtual_bytes.to_string();
     qemu_img(&["create", "-q", "-f", "qcow2", &path, &size])?;
-    let file = hand_over(qmp, target)?;
+    let file = hand_over(qmp, target, false)?;
     let node = copy_node(index);
     let arguments = json!({
         "driver": "qcow2",
@@ -278,20 +278,31 @@ pub(crate) fn release_files(qmp: &mut Qmp) -> Result<(), DiskError> {
 }
 
 /// Gives QEMU a file to open, whatever user it runs as and whatever it can
-/// see; returns the name under which it opens it.
-fn hand_over(qmp: &mut Qmp, path: &Path) -> Result<String, DiskError> {
-    let open = |write: bool| {
+/// see; returns the name under which it opens it. `direct` says that it will be
+/// opened past the page cache.
+fn hand_over(qmp: &mut Qmp, path: &Path, direct: bool) -> Result<String, DiskError> {
+    let open = |write: bool, flags: i32| {
         OpenOptions::new()
             .read(true)
             .write(write)
+            .custom_flags(flags)
             .open(path)
             .map_err(|error| DiskError::File(format!("cannot open {}", path.display()), error))
     };
-    let first = qmp.execute_with_fd("add-fd", json!({"opaque": OPAQUE}), open(true)?.as_fd())?;
-    let set = &first["fdset-id"];
-    // QEMU looks for a descriptor with the access that it wants at the time.
-    let arguments = json!({"fdset-id": set, "opaque": OPAQUE});
-    qmp.execute_with_fd("add-fd", arguments, open(false)?.as_fd())?;
+    let first = open(true, 0)?;
+    let set = qmp.execute_with_fd("add-fd", json!({"opaque": OPAQUE}), first.as_fd())?;
+    let set = &set["fdset-id"];
+    // QEMU looks for a descriptor with the access that it wants at the time;
+    // from 9.1 on its O_DIRECT must fit too.
+    let mut more = vec![open(false, 0)?];
+    if direct {
+        let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+        more.extend([open(true, flags)?, open(false, flags)?]);
+    }
+    for file in more {
+        let arguments = json!({"fdset-id": set, "opaque": OPAQUE});
+        qmp.execute_with_fd("add-fd", arguments, file.as_fd())?;
+    }
     Ok(format!("/dev/fdset/{set}"))
 }
 

@@ -169,7 +169,7 @@ fn a_lazily_restored_line_preallocates_nothing() {
     assert_eq!(
         run,
         format!(
-            "-object memory-backend-file,id=m,size=1G,share=on,mem-path=/ram/m -machine memory-backend=m {QMP} -incoming defer"
+            "-object memory-backend-file,id=m,size=1G,share=on,mem-path=/ram/m -machine memory-backend=m -machine type=pc-q35-7.2 {QMP} -incoming defer"
         )
     );
 }
