@@ -106,8 +106,12 @@ fn capture(
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
 
-    let (device_state, pause) =
-        stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer)?;
+    let stopped = stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer);
+    if stopped.is_err() {
+        // At once: what follows may wait for a slow store.
+        let _ = guest.put_back();
+    }
+    let (device_state, pause) = stopped?;
 
     let copies = std::thread::scope(|scope| {
         let behind = scope.spawn(|| write_behind(&captures.buffer, &writer, observer));

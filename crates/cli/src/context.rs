@@ -1,7 +1,10 @@
 //! What every verb starts from.
 
 use crate::failure::{Code, Failure};
-use dewar_guest_qemu::registry::{GuestFolder, GuestLock, GuestRecord, Registry, RegistryError};
+use dewar_guest_qemu::registry::{
+    GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
+};
+use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::FileStore;
 use serde_json::{Value, json};
@@ -65,6 +68,7 @@ impl Context {
         // Read again: who held the lock may have changed it.
         let record = folder.record()?;
         settle(&folder, &record)?;
+        let record = start_if_pending(&folder, record)?;
         Ok(Held { folder, record, lock })
     }
 
@@ -86,6 +90,19 @@ impl Context {
 
 fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     Ok(recover(|| Qmp::connect(&record.qmp), folder, &record.process)?)
+}
+
+/// Lets a guest run whose `restore` died just before it would have.
+fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<GuestRecord, Failure> {
+    let pending = record.start_pending && record.phase == Phase::Running;
+    if !pending || !record.process.is_alive() {
+        return Ok(record);
+    }
+    let result = Qmp::connect(&record.qmp).and_then(|mut qmp| start(&mut qmp));
+    result.map_err(|error| qmp_failure(&record, &error).attention())?;
+    record.start_pending = false;
+    folder.set_record(&record)?;
+    Ok(record)
 }
 
 /// Connects to a guest's QEMU.

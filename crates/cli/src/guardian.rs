@@ -24,6 +24,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+/// How often it tries to put the guest back, a second or more apart.
+const TRIES: u32 = 120;
 const READY_WITHIN: Duration = Duration::from_secs(10);
 const ALL_WELL: u8 = b'w';
 const READY: u8 = b'r';
@@ -90,7 +92,20 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     }
     let folder = context.registry.guest(&args.name)?;
     let record = folder.record()?;
-    let result = recover(|| Ok(Qmp::take_over(qmp)), &folder, &record.process);
+    let mut inherited = Some(qmp);
+    let mut result = Ok(());
+    for _ in 0..TRIES {
+        let connect = || match inherited.take() {
+            Some(fd) => Ok(Qmp::take_over(fd)),
+            None => Qmp::connect(&record.qmp),
+        };
+        result = recover(connect, &folder, &record.process);
+        if result.is_ok() {
+            break;
+        }
+        // A QEMU that hangs with its disk may come back.
+        std::thread::sleep(Duration::from_secs(1));
+    }
     // The dead command's half image goes too; whatever stays, the next writer
     // removes.
     if let Ok(store) = FileStore::open(&args.store) {

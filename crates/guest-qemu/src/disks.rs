@@ -22,6 +22,7 @@ use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestFolder, RegistryError};
+use dewar_kernel::die_with_us;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -257,7 +258,9 @@ pub(crate) fn settle_offline(
     index: usize,
 ) -> Result<(), DiskError> {
     let JournaledDisk { overlay, current, .. } = journal.disks[index].clone();
-    if current == Current::Overlay && overlay.exists() {
+    // One without content was never finished, so never used.
+    let used = fs::metadata(&overlay).is_ok_and(|data| data.len() > 0);
+    if current == Current::Overlay && used {
         qemu_img(&["commit", "-q", "-f", "qcow2", &overlay.display().to_string()])?;
         journal.disks[index].current = Current::Own;
         journal.save(folder)?;
@@ -370,8 +373,8 @@ fn remove_file(path: &Path) -> Result<(), DiskError> {
 }
 
 fn qemu_img(arguments: &[&str]) -> Result<(), DiskError> {
-    let output = Command::new("qemu-img")
-        .args(arguments)
+    let mut command = Command::new("qemu-img");
+    let output = die_with_us(command.args(arguments))
         .output()
         .map_err(|error| DiskError::File("cannot run qemu-img".to_owned(), error))?;
     if output.status.success() {

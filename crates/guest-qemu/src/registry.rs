@@ -148,6 +148,9 @@ pub struct GuestRecord {
     pub owned_ram: Vec<PathBuf>,
     /// How far it has come.
     pub phase: Phase,
+    /// Whether it was restored and is still to be let run.
+    #[serde(default)]
+    pub start_pending: bool,
     /// The checkpoint that it was restored from.
     pub origin: Option<Origin>,
     /// The page server of a guest that was restored lazily; `server.json` tells

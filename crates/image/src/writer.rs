@@ -185,7 +185,10 @@ impl<'s> ImageWriter<'s> {
             .to_bytes()
             .map_err(|error| ImageError::io("write", &path)(std::io::Error::other(error)))?;
         files::sync_folder(&self.store.root().join("disks"))?;
-        files::write_atomically(&path, &bytes)?;
+        files::write_atomically(&path, &bytes).inspect_err(|_| {
+            // It may be in place already; without its files it must not stay.
+            let _ = files::remove(&path);
+        })?;
         self.committed = true;
         let lease = self.lock().lease.take();
         // A lease that cannot be removed harms nothing: the image exists.

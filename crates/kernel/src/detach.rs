@@ -14,3 +14,16 @@ pub fn detach(command: &mut Command) -> &mut Command {
         })
     }
 }
+
+/// Makes the command die when the thread that starts it dies (prctl(2)), so
+/// that it does no work that nobody knows of any more.
+pub fn die_with_us(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec only prctl is called, which is
+    // async-signal-safe and takes integers here.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        })
+    }
+}

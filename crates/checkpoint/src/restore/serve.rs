@@ -16,7 +16,7 @@ use crate::CheckpointError;
 use crate::work::{Pieces, cores, run_idle};
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
-use dewar_units::{PageNumber, PageRange, PageSet};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -149,7 +149,10 @@ impl<'a> PageServer<'a> {
 
     /// Puts a touched page in place, with its frame's pages around it.
     fn answer(&self, page: PageNumber, cache: &mut FrameCache) -> Result<(), CheckpointError> {
-        let Some(at) = address(&self.entries, page)? else {
+        let at = address(&self.entries, page)?;
+        let Some(at) = at.filter(|_| self.lock().contains(page)) else {
+            // Zeros in the image; or it arrived, and the guest has given it
+            // back since (a balloon): then it is zeros too.
             return Ok(self.faults.zero(page)?);
         };
         let start = page.0.saturating_sub(AROUND);
@@ -211,10 +214,15 @@ impl<'a> PageServer<'a> {
         for group in by_frame(&self.entries, pages)? {
             let frame = self.image.frame(group.pages[0].0, group.at, cache)?;
             for run in group.runs() {
-                self.faults.fill(run.first(), &run.gather(frame)?)?;
+                let bytes = run.gather(frame)?;
+                // Looked at, filled and noted in one step: a page that arrived
+                // and was given back by the guest must not be filled again.
                 let mut missing = self.lock();
-                for page in run.pages() {
-                    missing.remove(page);
+                for (page, bytes) in run.pages().zip(bytes.chunks_exact(PAGE_BYTES)) {
+                    if missing.contains(page) {
+                        self.faults.fill(page, bytes)?;
+                        missing.remove(page);
+                    }
                 }
             }
         }

@@ -12,12 +12,7 @@ pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
     require_tracking()?;
     let folder = context.registry.guest(&args.name)?;
     let _lock = folder.lock()?;
-    let result = adopt(context, &args);
-    if result.is_err() && folder.record().is_err() {
-        // Only the lock was in it.
-        let _ = folder.remove_all();
-    }
-    result
+    adopt(context, &args)
 }
 
 fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
@@ -48,6 +43,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         ram: Vec::new(),
         owned_ram: Vec::new(),
         phase: Phase::Running,
+        start_pending: false,
         origin: None,
         server: None,
     };

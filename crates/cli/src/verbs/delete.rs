@@ -1,6 +1,7 @@
 use crate::args::ReferenceArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::server::ServerState;
 use serde_json::json;
 use std::fs;
 
@@ -9,14 +10,16 @@ pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
     let id = store.find(&args.reference)?;
     let here = fs::canonicalize(store.root()).unwrap_or_else(|_| store.root().to_owned());
     for name in context.registry.names() {
-        let Ok(record) = context.registry.guest(&name)?.record() else { continue };
+        let folder = context.registry.guest(&name)?;
+        let record = folder.record()?;
+        let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         let stands_on = record.origin.is_some_and(|origin| {
             origin.image == id.0
-                && !origin.disks.is_empty()
+                && (!origin.disks.is_empty() || needs_memory)
                 && fs::canonicalize(&origin.store).unwrap_or(origin.store) == here
         });
         if stands_on {
-            let what = format!("the disks of guest '{name}' stand on checkpoint {id}");
+            let what = format!("guest '{name}' still stands on checkpoint {id}");
             return Err(Failure::new(Code::Failed, what)
                 .state("nothing was removed")
                 .advice(format!("'dewar rm {name}' first")));

@@ -17,7 +17,9 @@ use crate::verbs::stop::end;
 use dewar_checkpoint::restore::{fill_files, hot_pages};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
-use dewar_guest_qemu::revive::{Revival, SavedDisk, load_state, plan_revival, start};
+use dewar_guest_qemu::revive::{
+    Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
+};
 use dewar_image::{FileStore, ImageReader, Record};
 use dewar_kernel::free_bytes;
 use dewar_units::PAGE_BYTES;
@@ -45,6 +47,7 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&name)?;
     let _lock = folder.lock()?;
     end_unfinished(&folder)?;
+    let before = folder.record().ok();
     let mut dead_ram = make_way(&folder, &args.ram_dir)?;
     if !has_room(&args, image.record()) {
         dead_ram.clear();
@@ -57,15 +60,27 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let mut made = Vec::new();
     let result =
         bring_back(context, &args, &store, &image, &folder, device_state, &progress, &mut made);
-    if result.is_err() {
-        let ended = end_unfinished(&folder);
-        remove_files(&made);
-        if folder.record().is_err() {
-            let _ = folder.remove_all();
+    if let Err(failure) = result {
+        end_unfinished(&folder)?;
+        if folder.record().is_ok_and(|record| record.process.is_alive()) {
+            // It was loaded and may run at any moment: its files are in use.
+            return Err(failure
+                .attention()
+                .state("the guest is loaded but was not let run")
+                .advice("the next dewar command that looks at it tries again"));
         }
-        ended?;
+        remove_files(&made);
+        match before {
+            Some(before) => {
+                put_old_overlays_back(&folder);
+                folder.set_record(&before)?;
+            }
+            None => drop(folder.remove_all()),
+        }
+        return Err(failure.state("no guest was started"));
     }
-    let record = result.map_err(|failure| failure.state("no guest was started"))?;
+    let record = result?;
+    remove_files(&old_overlays(&folder).collect::<Vec<_>>());
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let state = if args.paused { "is paused" } else { "runs" };
@@ -85,6 +100,23 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     // Only now: the guest need not wait until the old one's memory is free.
     drop(dead_ram);
     Ok(())
+}
+
+/// The overlays that a guest by this name had before.
+fn old_overlays(folder: &GuestFolder) -> impl Iterator<Item = PathBuf> {
+    (0..)
+        .map({
+            let folder = folder.clone();
+            move |index| old_overlay(&overlay_path(&folder, index))
+        })
+        .take_while(|path| path.exists())
+}
+
+/// Gives a guest that was not replaced its disks back.
+fn put_old_overlays_back(folder: &GuestFolder) {
+    for (index, old) in old_overlays(folder).enumerate() {
+        let _ = fs::rename(old, overlay_path(folder, index));
+    }
 }
 
 /// Whether the guest's RAM fits beside that of the dead one.
@@ -142,6 +174,7 @@ fn bring_back(
         ram: ram_files(&regions),
         owned_ram,
         phase: Phase::Restoring,
+        start_pending: !args.paused,
         origin: Some(Origin {
             store: store.root().to_owned(),
             image: image.record().id.0.clone(),
@@ -163,9 +196,11 @@ fn bring_back(
     record.phase = Phase::Running;
     folder.set_record(&record)?;
     progress.stage("loaded");
-    if !args.paused {
+    if record.start_pending {
         start(&mut qmp)
             .map_err(|error| Failure::new(Code::Failed, format!("starting the guest: {error}")))?;
+        record.start_pending = false;
+        folder.set_record(&record)?;
     }
     progress.stage("started");
     Ok(record)

@@ -41,6 +41,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         ram: ram_files(&plan.regions),
         owned_ram,
         phase: Phase::Running,
+        start_pending: false,
         origin: None,
         server: None,
     };
@@ -83,7 +84,8 @@ fn end(folder: &GuestFolder, record: &GuestRecord) {
         }
     }
     let _ = folder.remove_ram(record);
-    let _ = folder.remove_all();
+    // Whatever else is in the folder may be the disks of a guest before it.
+    let _ = folder.remove("guest.json");
 }
 
 pub fn ram_files(regions: &[PlannedRegion]) -> Vec<RamFile> {
