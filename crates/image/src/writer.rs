@@ -47,6 +47,8 @@ struct Shared {
     /// Segments and frames that are stored as they are.
     raw: HashSet<(u64, u16)>,
     stored_bytes: u64,
+    /// The file that could not be written, and the error number.
+    failure: Option<(PathBuf, i32)>,
 }
 
 /// Threads that write finished segments and wait for the disk, so that the
@@ -70,6 +72,7 @@ impl<'s> ImageWriter<'s> {
             used: Vec::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
+            failure: None,
         };
         Ok(Self {
             store,
@@ -152,10 +155,12 @@ impl<'s> ImageWriter<'s> {
     /// # Errors
     /// Where any of it could not be written.
     pub fn sync(&self) -> Result<(), ImageError> {
-        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner()).take();
-        if let Some(flusher) = flusher {
-            flusher.finish()?;
+        // The lock is held to the end: who comes meanwhile must hear of a failure.
+        let mut flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
+        if let Some(flusher) = flusher.take() {
+            flusher.finish().inspect_err(|error| self.lock().note_failure(error))?;
         }
+        drop(flusher);
         files::sync_folder(&self.store.root().join("segments"))
     }
 
@@ -231,9 +236,11 @@ impl<'s> ImageWriter<'s> {
         if queue.is_some_and(|queue| queue.send((number, bytes)).is_ok()) {
             return Ok(());
         }
-        // The thread stopped at an error: fetch it.
+        // The threads stopped at an error: fetch it, or tell again what another
+        // thread fetched.
         self.sync()?;
-        Err(ImageError::damaged("the image writer", "it was closed while pages were still put"))
+        let (path, errno) = self.lock().failure.clone().unwrap_or_default();
+        Err(ImageError::io("write", &path)(std::io::Error::from_raw_os_error(errno)))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
@@ -284,6 +291,12 @@ impl Flusher {
 }
 
 impl Shared {
+    fn note_failure(&mut self, error: &ImageError) {
+        if let ImageError::Io { path, cause, .. } = error {
+            self.failure = Some((path.clone(), cause.raw_os_error().unwrap_or(0)));
+        }
+    }
+
     fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }
