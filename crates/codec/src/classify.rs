@@ -18,7 +18,7 @@ const SAMPLE: usize = 1024;
 /// gives 50,000 and more, machine code 20,000 and more.
 const NOISE_BELOW: u32 = 5_700;
 
-/// Tells what kind of page this is, in about 0.3 µs.
+/// Tells what kind of page this is.
 ///
 /// # Panics
 /// Where `page` is not one page long.

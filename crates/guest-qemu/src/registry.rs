@@ -356,7 +356,7 @@ impl GuestFolder {
     }
 
     /// Removes the RAM files of a guest whose process has ended. Their memory is
-    /// given back when what is returned is dropped: that takes 0.1 s a GiB.
+    /// given back when what is returned is dropped, which takes a while.
     ///
     /// # Errors
     /// Where one cannot be removed.
