@@ -178,6 +178,37 @@ fn dewar_killed_at_random_times() {
 }
 
 #[test]
+fn a_disk_tool_that_lives_on_makes_no_file_again() {
+    let mut scene = Scene::new("tool");
+    let before = scene.store_files();
+    // A qemu-img that is slow, and does not die with dewar.
+    let tools = scene.lab.path().join("tools");
+    std::fs::create_dir(&tools).expect("folder");
+    let (began, done) = (tools.join("began"), tools.join("done"));
+    let script = format!(
+        "#!/bin/sh\nPATH=${{PATH#*:}}\nexec 3<&0\n: >{}\n(sleep 1; qemu-img \"$@\" <&3; : >{}) &\nwait\n",
+        began.display(),
+        done.display()
+    );
+    std::fs::write(tools.join("qemu-img"), script).expect("script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(tools.join("qemu-img"), mode).expect("mode");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").expect("PATH"));
+    let mut child =
+        scene.lab.command(&["checkpoint", "tool"]).env("PATH", path).spawn().expect("dewar");
+    wait_until("the tool", Duration::from_secs(20), || began.exists());
+    std::thread::sleep(Duration::from_millis(100));
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    wait_until("the tool's end", Duration::from_secs(20), || done.exists());
+    wait_until("the guardian's end", Duration::from_secs(20), || {
+        scene.lab.dewar(&["ps"]).json()["guests"][0]["state"] != "busy"
+    });
+    scene.assert_as_before("dewar killed beside a slow qemu-img", &before);
+    scene.assert_works();
+}
+
+#[test]
 fn a_guardian_killed_alone_harms_nothing() {
     let mut scene = Scene::new("alone");
     for step in ["armed", "stopped", "resumed"] {

@@ -21,14 +21,13 @@
 use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::{Qmp, QmpError};
+use crate::qemu_img::{self, STDIN, create_private};
 use crate::registry::{GuestFolder, RegistryError};
-use dewar_kernel::die_with_us;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Marks the fd sets that are ours.
@@ -108,10 +107,10 @@ pub fn create_overlay(
     base_format: &str,
     virtual_bytes: u64,
 ) -> Result<(), DiskError> {
-    create_private(overlay)?;
-    let path = overlay.display().to_string();
+    let file = create_private(overlay)?;
     let size = virtual_bytes.to_string();
-    qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", base_format, &path, &size])
+    let line = ["create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", base_format, STDIN, &size];
+    qemu_img::run(Some(file), &line)
 }
 
 /// The transaction's part that puts the overlays on top.
@@ -135,10 +134,9 @@ pub(crate) fn copy(
     target: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), DiskError> {
-    create_private(target)?;
-    let path = target.display().to_string();
+    let made = create_private(target)?;
     let size = disk.info.virtual_bytes.to_string();
-    qemu_img(&["create", "-q", "-f", "qcow2", &path, &size])?;
+    qemu_img::run(Some(made), &["create", "-q", "-f", "qcow2", STDIN, &size])?;
     let file = hand_over(qmp, target, false)?;
     let node = copy_node(index);
     let arguments = json!({
@@ -168,20 +166,22 @@ pub(crate) fn copy(
         }
     }
     qmp.execute("blockdev-del", json!({"node-name": node}))?;
-    File::open(target)
-        .and_then(|file| file.sync_all())
-        .map_err(|error| DiskError::File(format!("cannot sync {path}"), error))
+    sync(target)
 }
 
 /// Copies a disk of a guest that is paused and has given its files up.
 pub(crate) fn copy_offline(disk: &Disk, target: &Path, cwd: &Path) -> Result<(), DiskError> {
-    create_private(target)?;
-    let path = target.display().to_string();
+    let made = create_private(target)?;
     let source = absolute(&disk.file, cwd);
-    qemu_img(&["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, &path])?;
+    let line = ["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, STDIN];
+    qemu_img::run(Some(made), &line)?;
+    sync(target)
+}
+
+fn sync(target: &Path) -> Result<(), DiskError> {
     File::open(target)
         .and_then(|file| file.sync_all())
-        .map_err(|error| DiskError::File(format!("cannot sync {path}"), error))
+        .map_err(|error| DiskError::File(format!("cannot sync {}", target.display()), error))
 }
 
 /// Brings a disk from wherever it is to its own file, and removes the overlay.
@@ -261,7 +261,8 @@ pub(crate) fn settle_offline(
     // One without content was never finished, so never used.
     let used = fs::metadata(&overlay).is_ok_and(|data| data.len() > 0);
     if current == Current::Overlay && used {
-        qemu_img(&["commit", "-q", "-f", "qcow2", &overlay.display().to_string()])?;
+        let path = overlay.display().to_string();
+        qemu_img::run(None, &["commit", "-q", "-f", "qcow2", &path])?;
         journal.disks[index].current = Current::Own;
         journal.save(folder)?;
     }
@@ -353,16 +354,6 @@ fn absolute(file: &str, cwd: &Path) -> String {
     }
 }
 
-fn create_private(path: &Path) -> Result<(), DiskError> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map(drop)
-        .map_err(|error| DiskError::File(format!("cannot create {}", path.display()), error))
-}
-
 fn remove_file(path: &Path) -> Result<(), DiskError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -370,16 +361,4 @@ fn remove_file(path: &Path) -> Result<(), DiskError> {
         }
         _ => Ok(()),
     }
-}
-
-fn qemu_img(arguments: &[&str]) -> Result<(), DiskError> {
-    let mut command = Command::new("qemu-img");
-    let output = die_with_us(command.args(arguments))
-        .output()
-        .map_err(|error| DiskError::File("cannot run qemu-img".to_owned(), error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(DiskError::Tool(format!("{}: {}", arguments[0], said.trim())))
 }

@@ -14,6 +14,7 @@ mod disks;
 mod guest;
 mod journal;
 pub mod launch;
+mod qemu_img;
 mod qmp;
 mod recover;
 pub mod registry;
