@@ -1,7 +1,16 @@
 //! Sharing work between threads.
 
+use dewar_kernel::{ThreadActivity, ThreadId};
 use dewar_units::PageRange;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How often it is looked whether idle threads starve.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// What starving threads are raised to: a busy CPU gives them a quarter of its
+/// time (weight 335 beside 1024, kernel/sched/core.c).
+const NICE: i32 = 5;
 
 /// How many threads the host runs at once.
 pub(crate) fn cores() -> usize {
@@ -33,23 +42,95 @@ impl Pieces {
 }
 
 /// Runs `work` on `threads` threads at idle priority; the first error wins.
+///
+/// Where others want every CPU all the time an idle thread would hardly ever
+/// run, and a checkpoint never end: one that starves is made an ordinary but
+/// nice thread.
 pub(crate) fn run_idle<E: Send>(
     threads: usize,
     work: impl Fn() -> Result<(), E> + Sync,
 ) -> Result<(), E> {
+    let (begun, begins) = mpsc::channel();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|_| {
-                scope.spawn(|| {
+                let begun = begun.clone();
+                let work = &work;
+                scope.spawn(move || {
+                    let own = ThreadId::own();
+                    let _ = begun.send(own);
+                    drop(begun);
                     // At ordinary priority the work is as right, only less kind.
-                    let _ = dewar_kernel::make_thread_idle();
+                    let _ = own.make_idle();
                     work()
                 })
             })
             .collect();
-        workers
+        drop(begun);
+        let (done, is_done) = mpsc::channel::<()>();
+        scope.spawn(move || feed_starving(begins.iter().collect(), &is_done));
+        let result = workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .fold(Ok(()), Result::and)
+            .fold(Ok(()), Result::and);
+        drop(done);
+        result
     })
+}
+
+/// Looks after idle threads until `is_done` is closed.
+fn feed_starving(threads: Vec<ThreadId>, is_done: &mpsc::Receiver<()>) {
+    let mut idle: Vec<_> =
+        threads.into_iter().map(|thread| (thread, ThreadActivity::default())).collect();
+    while is_done.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+        idle.retain_mut(|(thread, before)| {
+            // Of a thread that cannot be judged it is not known that it runs.
+            let Some(now) = thread.activity() else { return thread.make_nice(NICE).is_err() };
+            let starves = is_starving(*before, now);
+            *before = now;
+            !starves || thread.make_nice(NICE).is_err()
+        });
+    }
+}
+
+/// Whether from one look to the next a thread wanted to run and hardly did.
+fn is_starving(before: ThreadActivity, now: ThreadActivity) -> bool {
+    before.runnable && now.runnable && now.ran - before.ran < LOOK_EVERY / 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_wants_to_run_and_hardly_does_starves() {
+        let thread = |ran, runnable| ThreadActivity { ran: Duration::from_millis(ran), runnable };
+        assert!(is_starving(thread(100, true), thread(101, true)));
+        assert!(!is_starving(thread(100, true), thread(200, true)), "it has half a CPU");
+        assert!(!is_starving(thread(100, true), thread(101, false)), "it waits for something");
+    }
+
+    #[test]
+    fn starving_workers_come_to_run() {
+        // More spinning threads than CPUs, for as long as it takes.
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * cores() {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let own_share = || -> Result<(), ()> {
+                while ThreadId::own()
+                    .activity()
+                    .is_some_and(|it| it.ran < Duration::from_millis(150))
+                {}
+                Ok(())
+            };
+            assert_eq!(run_idle(1, own_share), Ok(()));
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
 }

@@ -20,8 +20,8 @@
 
 use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
-use crate::qmp::{Qmp, QmpError};
 use crate::qemu_img::{self, STDIN, create_private};
+use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestFolder, RegistryError};
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};

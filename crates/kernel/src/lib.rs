@@ -21,5 +21,5 @@ pub use mapping::{SharedMapping, data_ranges, free_bytes};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
 pub use remote::{UffdOrigin, userfaultfd_of};
-pub use sched::make_thread_idle;
+pub use sched::{ThreadActivity, ThreadId};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};

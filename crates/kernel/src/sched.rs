@@ -1,16 +1,68 @@
 use crate::KernelError;
+use std::fs;
+use std::time::Duration;
 
-/// Puts the calling thread under `SCHED_IDLE`: it runs only where nobody else
-/// wants the CPU, so a guest does not feel it (sched(7)).
-///
-/// # Errors
-/// Where the kernel refuses.
-pub fn make_thread_idle() -> Result<(), KernelError> {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: pid 0 is the calling thread; the parameter block outlives the call.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) };
-    if result != 0 {
-        return Err(KernelError::last("sched_setscheduler", "this thread"));
+/// A thread of this process, by its number in `/proc/self/task`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadId(i32);
+
+/// How a thread is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ThreadActivity {
+    /// The time that it had a CPU since it began.
+    pub ran: Duration,
+    /// Whether it runs or wants to, rather than wait for something.
+    pub runnable: bool,
+}
+
+impl ThreadId {
+    /// The calling thread.
+    pub fn own() -> Self {
+        // SAFETY: gettid takes nothing and cannot fail.
+        Self(unsafe { libc::gettid() })
     }
-    Ok(())
+
+    /// Puts the thread under `SCHED_IDLE`: it runs only where nobody else
+    /// wants the CPU, so a guest does not feel it (sched(7)).
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn make_idle(self) -> Result<(), KernelError> {
+        self.schedule(libc::SCHED_IDLE)
+    }
+
+    /// Puts the thread back among the ordinary ones, at this nice value.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn make_nice(self, nice: i32) -> Result<(), KernelError> {
+        self.schedule(libc::SCHED_OTHER)?;
+        // SAFETY: the call takes integers.
+        let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, self.0 as u32, nice) };
+        if result != 0 { Err(KernelError::last("setpriority", self.describe())) } else { Ok(()) }
+    }
+
+    /// How it is; `None` where it has ended or the kernel does not count
+    /// (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst).
+    pub fn activity(self) -> Option<ThreadActivity> {
+        let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{}/{file}", self.0));
+        let ran = read("schedstat").ok()?.split_whitespace().next()?.parse().ok()?;
+        let stat = read("stat").ok()?;
+        let (_, state) = stat.rsplit_once(") ")?;
+        Some(ThreadActivity { ran: Duration::from_nanos(ran), runnable: state.starts_with('R') })
+    }
+
+    fn schedule(self, policy: i32) -> Result<(), KernelError> {
+        let parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the parameter block outlives the call.
+        let result = unsafe { libc::sched_setscheduler(self.0, policy, &parameters) };
+        if result != 0 {
+            return Err(KernelError::last("sched_setscheduler", self.describe()));
+        }
+        Ok(())
+    }
+
+    fn describe(self) -> String {
+        format!("thread {}", self.0)
+    }
 }
