@@ -117,7 +117,7 @@ run() {
     mv "$lab/tests.img" "$inside/tests.img"
     cp "$lab/vmlinuz" "$lab/initrd" "$inside/"
     # The emulator is Debian 13's too, in its own root: the same everywhere.
-    timeout 2400 chroot "$lab/root" qemu-system-x86_64 -machine pc \
+    timeout -k 10 2400 chroot "$lab/root" qemu-system-x86_64 -machine pc \
         -accel tcg,thread=multi,tb-size=1024 -cpu EPYC,svm=on,npt=on \
         -smp 1 -m 4G -nodefaults -display none -serial stdio -no-reboot \
         -kernel /lab/vmlinuz -initrd /lab/initrd \

@@ -4,8 +4,11 @@
 mod common;
 
 use common::files;
-use dewar_testkit::{GuestSpec, qemu};
+use dewar_testkit::{GuestSpec, kill, qemu, signal_stop, wait_until, wait_while_alive};
+use rustix::process::Signal;
+use serde_json::json;
 use std::process::Command;
+use std::time::Duration;
 
 #[test]
 fn stores_that_fail_leave_the_guest_running() {
@@ -50,6 +53,65 @@ fn stores_that_fail_leave_the_guest_running() {
     lab.crash("g");
     lab.restore(&mut guest, &["last"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
+    let lab = common::lab();
+    let socket = lab.path().join("user-qmp");
+    let user = format!("unix:{},server=on,wait=off", socket.display());
+    let extra = ["-qmp", user.as_str(), "-device", "qemu-xhci"].map(str::to_owned).to_vec();
+    let spec = GuestSpec { extra, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 8000 1 disk").expect("check");
+    let held = common::HeldCheckpoint::at(&lab, "g", "stopped");
+    // From now on QEMU cannot save the device state.
+    let mut qmp = dewar_guest_qemu::Qmp::connect(&socket).expect("QMP");
+    let device = json!({"driver": "usb-mtp", "id": "mtp", "rootdir": "/var/empty"});
+    std::fs::create_dir_all("/var/empty").expect("folder");
+    qmp.execute("device_add", device).expect("a device that cannot migrate");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("saving the device state") && said.contains("is running"), "{said}");
+    guest.console.ask("verify").expect("consistent");
+    assert!(!lab.root().join("guests/g/journal.json").exists());
+    // Now it is known beforehand, and the guest is not touched.
+    lab.dewar(&["checkpoint", "g"]).failed(4, &["usb-mtp"]);
+    qmp.execute("device_del", json!({"id": "mtp"})).expect("unplugged");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
+fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
+    let lab = common::lab();
+    let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 350 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    let mut restore = lab
+        .command(&["restore", "t"])
+        .env("DEWAR_TEST_SIGNAL", "loaded:stop")
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("dewar");
+    let restoring = restore.id() as i32;
+    wait_until("the loaded guest", Duration::from_secs(20), || signal_stop(restoring));
+    // Its server dies; nobody holds the image open any more.
+    let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
+    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+    let server = record["server"]["pid"].as_i64().expect("server") as i32;
+    kill(server, Signal::KILL);
+    wait_while_alive(server);
+    lab.dewar(&["delete", "t"]).failed(1, &["guest 'g'", "nothing was removed"]);
+    kill(restoring, Signal::CONT);
+    restore.wait().expect("restore");
+    lab.dewar(&["restore", "g"]).done();
+    wait_until("all memory", Duration::from_secs(30), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
+    });
+    lab.dewar(&["delete", "t"]).done();
 }
 
 #[test]

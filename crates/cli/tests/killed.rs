@@ -209,6 +209,24 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
 }
 
 #[test]
+fn a_guardian_tries_again_until_qemu_answers() {
+    let mut scene = Scene::new("silent");
+    let before = scene.store_files();
+    let held = HeldCheckpoint::at(&scene.lab, "silent", "resumed");
+    let guardian = held.guardian().expect("a guardian");
+    let qemu = qemu_pid(&scene.lab, "silent");
+    kill(qemu, Signal::STOP);
+    held.kill();
+    // Longer than an answer may take (30 s): the first try has failed by then.
+    std::thread::sleep(Duration::from_secs(33));
+    assert!(is_alive(guardian));
+    kill(qemu, Signal::CONT);
+    wait_while_alive(guardian);
+    scene.assert_as_before("QEMU silent for a while", &before);
+    scene.assert_works();
+}
+
+#[test]
 fn a_guardian_killed_alone_harms_nothing() {
     let mut scene = Scene::new("alone");
     for step in ["armed", "stopped", "resumed"] {

@@ -1,3 +1,4 @@
+use crate::process::patience;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +18,7 @@ impl Console {
     /// # Errors
     /// Where nobody offers it within 10 s.
     pub fn connect(path: &Path) -> Result<Self> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + patience(Duration::from_secs(10));
         loop {
             match UnixStream::connect(path) {
                 Ok(stream) => return Ok(Self { stream, received: Vec::new() }),
@@ -34,7 +35,7 @@ impl Console {
     /// # Errors
     /// Where it does not within the time.
     pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
-        let deadline = Instant::now() + within;
+        let deadline = Instant::now() + patience(within);
         while !self.line(deadline)?.contains("dewar-guest ready") {}
         Ok(())
     }
@@ -45,7 +46,7 @@ impl Console {
     /// Where the answer is `bad`, or none comes within two minutes.
     pub fn ask(&mut self, command: &str) -> Result<String> {
         self.stream.write_all(format!("{command}\n").as_bytes())?;
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + patience(Duration::from_secs(120));
         loop {
             let line = self.line(deadline).with_context(|| format!("answer to '{command}'"))?;
             if let Some(answer) = line.strip_prefix("@ok") {

@@ -25,11 +25,17 @@ pub fn kill(pid: i32, signal: Signal) {
     }
 }
 
+/// A time to wait, longer where `DEWAR_TEST_SLOW` says that the host is slow.
+pub fn patience(usual: Duration) -> Duration {
+    if std::env::var_os("DEWAR_TEST_SLOW").is_some() { usual * 6 } else { usual }
+}
+
 /// Waits until something holds.
 ///
 /// # Panics
 /// Where it does not within the time.
 pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let within = patience(within);
     let deadline = Instant::now() + within;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}: not within {within:?}");

@@ -1,7 +1,8 @@
 //! `make bench-checkpoint`: Dewar's checkpoint and restore beside stock QEMU's
 //! ways to a file, in the same run, on the same kind of guest.
 //!
-//! usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,...] [--rates N,...]
+//! usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,...] [--once GIB,...]
+//!     [--rates N,...] [--methods WORD,...]
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +10,7 @@ mod measure;
 mod methods;
 mod report;
 mod sample;
+mod warm;
 
 use anyhow::{Context, Result};
 use dewar_testkit::{GuestSpec, Lab};
@@ -32,10 +34,12 @@ struct Plan {
     /// GiB, once each.
     once: Vec<u64>,
     rates: Vec<u64>,
+    methods: Vec<Method>,
 }
 
 fn main() -> Result<()> {
     let plan = plan()?;
+    warm::touch_free_memory()?;
     let mut rows = Vec::new();
     let run_cost = run_cost(&plan)?;
     report::print_run_cost(&run_cost);
@@ -54,7 +58,7 @@ fn main() -> Result<()> {
 
 fn plan() -> Result<Plan> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,..] [--once GIB,..] [--rates N,..]";
+    let usage = "usage: dewar-bench DEWAR OUT.json [--repeats N] [--sizes GIB,..] [--once GIB,..] [--rates N,..] [--methods WORD,..]";
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
         out: words.next().context(usage)?.into(),
@@ -62,6 +66,7 @@ fn plan() -> Result<Plan> {
         sizes: vec![1, 8],
         once: vec![2, 4],
         rates: vec![0, 20_000, 200_000],
+        methods: Method::ALL.to_vec(),
     };
     let list = |text: String| -> Result<Vec<u64>> {
         text.split(',').filter(|word| !word.is_empty()).map(|word| Ok(word.parse()?)).collect()
@@ -73,6 +78,10 @@ fn plan() -> Result<Plan> {
             "--sizes" => plan.sizes = list(value)?,
             "--once" => plan.once = list(value)?,
             "--rates" => plan.rates = list(value)?,
+            "--methods" => {
+                let words: Vec<&str> = value.split(',').collect();
+                plan.methods.retain(|method| words.iter().any(|word| method.name().contains(word)));
+            }
             _ => anyhow::bail!(usage),
         }
     }
@@ -84,9 +93,12 @@ fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<
     let mut rows = Vec::new();
     println!("\n{gib} GiB, {} ({repeats} repeats)", report::load(rate));
     let mut all: Vec<(Method, Vec<Figures>)> =
-        Method::ALL.iter().map(|method| (*method, Vec::new())).collect();
+        plan.methods.iter().map(|method| (*method, Vec::new())).collect();
     // One guest at a time: two would not fit the machine's cores.
     for dewars in [true, false] {
+        if !plan.methods.iter().any(|method| method.is_dewars() == dewars) {
+            continue;
+        }
         let lab = Lab::new(&plan.dewar)?;
         let mut subject = boot(&lab, gib, dewars)?;
         subject.load(rate)?;
