@@ -1,3 +1,7 @@
+use dewar_image::StageRecord;
+use std::sync::Mutex;
+use std::time::Instant;
+
 /// Where a checkpoint has come to. A step is told of when it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -68,4 +72,34 @@ pub trait Observer: Sync {
 
     /// The present stage has done `done` of `of` pages.
     fn progress(&self, done: u64, of: u64);
+}
+
+/// Passes everything on and notes when each step was done.
+pub(crate) struct Timeline<'o> {
+    observer: &'o dyn Observer,
+    began: Instant,
+    stages: Mutex<Vec<StageRecord>>,
+}
+
+impl<'o> Timeline<'o> {
+    pub(crate) fn new(observer: &'o dyn Observer, began: Instant) -> Self {
+        Self { observer, began, stages: Mutex::default() }
+    }
+
+    pub(crate) fn stages(&self) -> Vec<StageRecord> {
+        self.stages.lock().unwrap_or_else(|locked| locked.into_inner()).clone()
+    }
+}
+
+impl Observer for Timeline<'_> {
+    fn step(&self, step: Step) {
+        let at_ms = self.began.elapsed().as_secs_f64() * 1e3;
+        let stage = StageRecord { step: step.name().to_owned(), at_ms };
+        self.stages.lock().unwrap_or_else(|locked| locked.into_inner()).push(stage);
+        self.observer.step(step);
+    }
+
+    fn progress(&self, done: u64, of: u64) {
+        self.observer.progress(done, of);
+    }
 }

@@ -51,6 +51,7 @@ fn fill_file(
         let mut cache = FrameCache::new()?;
         while let Some(piece) = pieces.take() {
             for group in by_frame(entries, piece.pages())? {
+                image.read_ahead(group.at.segment);
                 let frame = image.frame(group.pages[0].0, group.at, &mut cache)?;
                 for run in group.runs() {
                     let bytes = run.gather(frame)?;

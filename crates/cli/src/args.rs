@@ -151,7 +151,7 @@ pub struct CheckpointArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CodecChoice {
-    /// Zstandard level 1: smallest.
+    /// Zstandard level -1: smallest.
     Zstd,
     /// LZ4: faster, larger.
     Lz4,

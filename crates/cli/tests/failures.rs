@@ -85,9 +85,9 @@ fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
 #[test]
 fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
     let lab = common::lab();
-    let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: 1280, disks: Vec::new(), ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("fill 350 noise").expect("fill");
+    guest.console.ask("fill 1000 noise").expect("fill");
     lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
     lab.crash("g");
     let mut restore = lab

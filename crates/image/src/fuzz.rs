@@ -114,7 +114,7 @@ fn fuzz_frames() {
 
 #[test]
 fn fuzz_segments() {
-    let mut builder = SegmentBuilder::new(STORE, 5);
+    let mut builder = SegmentBuilder::new(STORE, 5, Vec::new());
     for _ in 0..4 {
         builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
     }

@@ -12,9 +12,11 @@
 //! - [`verify`] reads everything.
 #![forbid(unsafe_code)]
 
+mod direct;
 mod entry;
 mod error;
 mod files;
+mod flush;
 mod frame;
 #[cfg(test)]
 mod fuzz;
@@ -34,7 +36,8 @@ pub use files::FileDigest;
 pub use frame::{FRAME_PAGES, FrameHeader};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
-    Blob, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord, Summary,
+    Blob, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord,
+    StageRecord, Summary,
 };
 pub use segment::SEGMENT_BYTES;
 pub use sink::PageSink;

@@ -101,6 +101,14 @@ impl ImageReader {
         Ok(&cache.pages)
     }
 
+    /// Says that most of a segment will be wanted soon. Damage is told when it
+    /// is read.
+    pub fn read_ahead(&self, segment: u64) {
+        if let Ok(segment) = self.segment(segment) {
+            segment.read_ahead();
+        }
+    }
+
     /// Reads and checks a frame, whatever it holds.
     pub(crate) fn frame_only(
         &self,

@@ -133,6 +133,18 @@ pub struct Summary {
     pub total_ms: f64,
     /// Dirty pages per epoch.
     pub epochs: Vec<EpochRecord>,
+    /// When each step was done; empty in images of before this was noted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageRecord>,
+}
+
+/// One step of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// Its name.
+    pub step: String,
+    /// When it was done, in milliseconds from the start.
+    pub at_ms: f64,
 }
 
 /// One epoch of a checkpoint.

@@ -1,11 +1,13 @@
 //! A segment: an immutable file of frames, with a directory at its end.
 
+use crate::ImageError;
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
-use crate::{ImageError, files};
 use dewar_codec::Codec;
+use rustix::fs::{Advice, fadvise};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::XxHash3_128;
 
 /// A segment is closed when it has grown to this size.
@@ -28,8 +30,9 @@ pub(crate) struct SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    pub(crate) fn new(store: [u8; 16], number: u64) -> Self {
-        let mut bytes = Vec::with_capacity(SEGMENT_BYTES + (1 << 20));
+    /// A new one in `bytes`, which is empty.
+    pub(crate) fn new(store: [u8; 16], number: u64, mut bytes: Vec<u8>) -> Self {
+        bytes.reserve(SEGMENT_BYTES + (1 << 20));
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(HEADER_BYTES as u16).to_le_bytes());
@@ -102,6 +105,8 @@ pub(crate) struct SegmentFile {
     number: u64,
     offsets: Vec<u32>,
     directory_at: u32,
+    /// Whether it was asked for.
+    ahead: AtomicBool,
 }
 
 impl SegmentFile {
@@ -148,7 +153,15 @@ impl SegmentFile {
             .chunks_exact(4)
             .map(|offset| u32::from_le_bytes([offset[0], offset[1], offset[2], offset[3]]))
             .collect();
-        Ok(Self { file, store, number, offsets, directory_at })
+        Ok(Self { file, store, number, offsets, directory_at, ahead: AtomicBool::new(false) })
+    }
+
+    /// Asks for all of it to be read ahead; the first time only.
+    pub(crate) fn read_ahead(&self) {
+        if !self.ahead.swap(true, Ordering::Relaxed) {
+            // Advice: without it, reading is as right.
+            let _ = fadvise(&self.file, 0, None, Advice::WillNeed);
+        }
     }
 
     pub(crate) fn frames(&self) -> u16 {
@@ -177,16 +190,4 @@ impl SegmentFile {
             .map_err(|cause| ImageError::damaged(place(), cause.to_string()))?;
         FrameHeader::parse(buffer, self.store, self.number, frame)
     }
-}
-
-/// Writes a finished segment, to disk.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
-    let file = files::private_options()
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .map_err(ImageError::io("create", path))?;
-    file.write_all_at(bytes, 0)
-        .and_then(|()| file.sync_data())
-        .map_err(ImageError::io("write", path))
 }

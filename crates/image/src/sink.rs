@@ -133,7 +133,8 @@ impl<'w, 's> PageSink<'w, 's> {
             Some(segment) => segment,
             none => {
                 let number = self.writer.next_segment()?;
-                none.insert(SegmentBuilder::new(self.writer.raw_store_id(), number))
+                let memory = self.writer.segment_buffer();
+                none.insert(SegmentBuilder::new(self.writer.raw_store_id(), number, memory))
             }
         };
         let frame = segment.append(codec, pages as u16, &self.payload);

@@ -48,6 +48,7 @@ pub fn verify(
 
     for (done, number) in record.segments.iter().enumerate() {
         progress(done as u64, steps);
+        image.read_ahead(*number);
         for frame in 0..image.segment(*number)?.frames() {
             let at = PageAddress { segment: *number, frame, index: 0 };
             match first_page.get(&(*number, frame)) {

@@ -1,20 +1,18 @@
+use crate::flush::Flusher;
 use crate::lease::WriterLease;
 use crate::record::{Blob, DiskRecord, ImageId, PageCounts, Record};
 use crate::sink::PageSink;
 use crate::store::segment_name;
-use crate::{Entry, FileStore, ImageError, PageAddress, files, segment, table};
+use crate::{Entry, FileStore, ImageError, PageAddress, files, table};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageRange};
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread::JoinHandle;
 
 /// Segment numbers taken from the store at a time.
 const BATCH: u64 = 16;
-/// Segments on their way to the disk at a time.
-const FLUSHERS: usize = 3;
 
 /// What an image is made of.
 #[derive(Debug, Clone, Copy)]
@@ -49,13 +47,6 @@ struct Shared {
     stored_bytes: u64,
     /// The file that could not be written, and the error number.
     failure: Option<(PathBuf, i32)>,
-}
-
-/// Threads that write finished segments and wait for the disk, so that the
-/// threads that encode need not.
-struct Flusher {
-    queue: mpsc::SyncSender<(u64, Vec<u8>)>,
-    threads: Vec<JoinHandle<Result<(), ImageError>>>,
 }
 
 impl<'s> ImageWriter<'s> {
@@ -227,11 +218,17 @@ impl<'s> ImageWriter<'s> {
         Ok(number)
     }
 
+    /// Memory for a new segment.
+    pub(crate) fn segment_buffer(&self) -> Vec<u8> {
+        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
+        flusher.as_ref().map(Flusher::spare_buffer).unwrap_or_default()
+    }
+
     /// Hands a finished segment to the disk.
     pub(crate) fn submit(&self, number: u64, bytes: Vec<u8>) -> Result<(), ImageError> {
         self.lock().stored_bytes += bytes.len() as u64;
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
-        let queue = flusher.as_ref().map(|flusher| flusher.queue.clone());
+        let queue = flusher.as_ref().map(Flusher::queue);
         drop(flusher);
         if queue.is_some_and(|queue| queue.send((number, bytes)).is_ok()) {
             return Ok(());
@@ -260,33 +257,6 @@ impl Drop for ImageWriter<'_> {
                 let _ = lease.abandon(self.store.root());
             }
         }
-    }
-}
-
-impl Flusher {
-    fn start(root: &Path) -> Self {
-        let (queue, segments) = mpsc::sync_channel::<(u64, Vec<u8>)>(FLUSHERS);
-        let segments = Arc::new(Mutex::new(segments));
-        let threads = (0..FLUSHERS).map(|_| {
-            let (root, segments) = (root.to_owned(), segments.clone());
-            std::thread::spawn(move || {
-                loop {
-                    let next = segments.lock().unwrap_or_else(|locked| locked.into_inner()).recv();
-                    let Ok((number, bytes)) = next else { return Ok(()) };
-                    segment::write_file(&root.join(segment_name(number)), &bytes)?;
-                }
-            })
-        });
-        Self { queue, threads: threads.collect() }
-    }
-
-    /// Waits until everything is on disk; the first error wins.
-    fn finish(self) -> Result<(), ImageError> {
-        drop(self.queue);
-        self.threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .fold(Ok(()), Result::and)
     }
 }
 

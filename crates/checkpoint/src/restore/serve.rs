@@ -197,6 +197,7 @@ impl<'a> PageServer<'a> {
         match by_frame(&self.entries, wanted.into_iter()) {
             Ok(groups) => {
                 for group in groups {
+                    self.image.read_ahead(group.at.segment);
                     let pages = group.pages.iter().map(|(page, _)| *page);
                     self.fill(pages, cache).unwrap_or_else(|error| self.note(error));
                 }

@@ -36,7 +36,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
             CodecChoice::Lz4 => Codec::Lz4,
             CodecChoice::Raw => Codec::Raw,
         },
-        level: 1,
+        level: ZSTD_LEVEL,
         tag: args.tag,
         machine,
     };
@@ -52,6 +52,10 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     context.print(to_json(&saved, &store), &describe(&saved, args.max_pause));
     Ok(())
 }
+
+/// Zstandard's: a fifth faster than level 1, for 6 % more bytes of text and
+/// programs.
+const ZSTD_LEVEL: i32 = -1;
 
 /// A failed checkpoint, with the state that the guest is in.
 fn explain(failure: Failure, health: &Health) -> Failure {
@@ -119,6 +123,7 @@ pub fn to_json(record: &Record, store: &FileStore) -> Value {
         "pause_ms": record.summary.pause_ms,
         "total_ms": record.summary.total_ms,
         "epochs": record.summary.epochs,
+        "stages": record.summary.stages,
         "tag": record.tag,
         "store": format!("file:{}", store.root().display()),
         "created_ms": record.created_ms,
