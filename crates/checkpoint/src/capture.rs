@@ -5,8 +5,8 @@
 //!           2. bulk     idle workers encode every page that stands still
 //!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
 //!                       again, each shorter than the last
-//!  stopped  4. stop     take the last set and copy it, while disks are frozen
-//!                       and the device state is saved; look once more
+//!  stopped  4. stop     look what was written since and copy it, while disks
+//!                       are frozen and the device state is saved; once more
 //!  running  5. behind   encode the buffer, copy the disks, commit
 //! ```
 //!
@@ -16,7 +16,9 @@
 //! ([`dewar_image::ImageError::Incomplete`]); it never becomes a zero page.
 //!
 //! Saving the device state might write to RAM, so the last look comes after
-//! it; the first one in the pause, beside it, leaves little for the second.
+//! it; the first one in the pause, beside it, finds memory for the copies. In
+//! the pause sets are looked at, not taken: protecting their pages again costs
+//! more than copying them twice, and the next checkpoint may find them written.
 //!
 //! Whatever fails, the guest is put back, the image does not exist, and the
 //! dirty sets go back to the tracker.
@@ -24,7 +26,7 @@
 use crate::CheckpointError;
 use crate::bulk::{bulk, write_behind};
 use crate::epochs::{self, Captures};
-use crate::observe::{Observer, Step};
+use crate::observe::{Observer, Step, Timeline};
 use crate::work::cores;
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
@@ -85,6 +87,7 @@ fn capture(
     observer: &dyn Observer,
 ) -> Result<Record, CheckpointError> {
     let began = Instant::now();
+    let observer = &Timeline::new(observer, began);
     let ram = guest.ram();
     // An unwritable store is found before the guest is touched.
     let writer = store.begin(ImageOptions {
@@ -139,6 +142,7 @@ fn capture(
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
         epochs: captures.epochs.clone(),
+        stages: observer.stages(),
     };
     let record = Record {
         id: ImageId(String::new()),
@@ -166,11 +170,11 @@ fn capture(
 
 /// Stops the guest, captures what is left, and lets it run. Returns the device
 /// state and how long the guest stood still.
-fn stop_and_capture<'t>(
+fn stop_and_capture(
     guest: &mut dyn Guest,
     ram: &Ram,
-    tracker: &'t WriteTracker,
-    captures: &mut Captures<'t>,
+    tracker: &WriteTracker,
+    captures: &mut Captures<'_>,
     writer: &ImageWriter<'_>,
     observer: &dyn Observer,
 ) -> Result<(Vec<u8>, Duration), CheckpointError> {
@@ -181,14 +185,14 @@ fn stop_and_capture<'t>(
     let beside = cores().saturating_sub(1).max(1);
     let device_state = std::thread::scope(|scope| {
         let copying = scope.spawn(|| -> Result<(), CheckpointError> {
-            captures.capture_stopped(tracker.take(beside)?, ram, writer)
+            captures.capture_stopped(&tracker.look(beside)?, ram, writer, beside)
         });
         let state = guest.save_state();
         copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         state.map_err(CheckpointError::from)
     })?;
     observer.step(Step::StateSaved);
-    captures.capture_stopped(tracker.take(cores())?, ram, writer)?;
+    captures.capture_stopped(&tracker.look(cores())?, ram, writer, cores())?;
     observer.step(Step::Captured);
     guest.resume()?;
     let pause = began.elapsed();

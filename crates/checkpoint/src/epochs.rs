@@ -49,21 +49,33 @@ impl<'t> Captures<'t> {
         }
     }
 
-    /// Copies the pages of a set that was taken; those that the buffer has no
-    /// room for go straight to the image.
-    fn capture(
+    /// Copies pages; those that the buffer has no room for go straight to the
+    /// image.
+    fn copy(
         &mut self,
-        lease: DirtyLease<'t>,
+        pages: &PageSet,
         ram: &Ram,
         overflow: &mut PageSink<'_, '_>,
         fill: f64,
+        threads: usize,
     ) -> Result<(), CheckpointError> {
-        let left_over = self.buffer.capture(ram, lease.pages(), fill, cores());
+        let left_over = self.buffer.capture(ram, pages, fill, threads);
         let mut bytes = vec![0; PAGE_BYTES];
         for page in left_over {
             ram.copy_page(page, &mut bytes);
             overflow.put(page, &bytes)?;
         }
+        Ok(())
+    }
+
+    /// Captures a set that was taken.
+    fn capture(
+        &mut self,
+        lease: DirtyLease<'t>,
+        ram: &Ram,
+        overflow: &mut PageSink<'_, '_>,
+    ) -> Result<(), CheckpointError> {
+        self.copy(lease.pages(), ram, overflow, EPOCH_SHARE, cores())?;
         match &mut self.debt {
             Some(debt) => debt.absorb(lease),
             none => *none = Some(lease),
@@ -71,16 +83,17 @@ impl<'t> Captures<'t> {
         Ok(())
     }
 
-    /// Captures a set that was taken while the guest stands still.
+    /// Captures what was written, while the guest stands still.
     pub(crate) fn capture_stopped(
         &mut self,
-        lease: DirtyLease<'t>,
+        pages: &PageSet,
         ram: &Ram,
         writer: &ImageWriter<'_>,
+        threads: usize,
     ) -> Result<(), CheckpointError> {
-        self.hot.union_with(lease.pages());
+        self.hot.union_with(pages);
         let mut overflow = writer.sink()?;
-        self.capture(lease, ram, &mut overflow, 1.0)?;
+        self.copy(pages, ram, &mut overflow, 1.0, threads)?;
         overflow.finish()?;
         Ok(())
     }
@@ -111,7 +124,7 @@ pub(crate) fn run<'t>(
         captures.hot.clone_from(lease.pages());
         guest.drain()?;
         let copying = Instant::now();
-        captures.capture(lease, &ram, &mut overflow, EPOCH_SHARE)?;
+        captures.capture(lease, &ram, &mut overflow)?;
         overflow.flush()?;
         let copy = copying.elapsed();
 
@@ -129,9 +142,14 @@ pub(crate) fn run<'t>(
         captures.fits = pause <= max_pause;
         stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };
         smallest = smallest.min(count);
+        // While the disks were flushed the set grew; it shrinks again.
+        let is_small = count <= smallest + smallest / 4;
         if captures.fits || stubborn >= STUBBORN_EPOCHS {
-            if flushed {
+            if flushed && (is_small || stubborn >= STUBBORN_EPOCHS) {
                 break;
+            }
+            if flushed {
+                continue;
             }
             // The pause must neither wait for the disk nor for fresh memory.
             guest.flush()?;

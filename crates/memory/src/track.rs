@@ -79,34 +79,32 @@ impl WriteTracker {
         Ok(found)
     }
 
+    /// Looks, with `threads` threads, which pages were written since the last
+    /// take; they stay so. Costs less than taking them: nothing is protected.
+    ///
+    /// # Errors
+    /// Where the guest is gone, or somebody ended the tracking.
+    pub fn look(&self, threads: usize) -> Result<PageSet, KernelError> {
+        let mut pages = PageSet::new(self.map.pages());
+        for ranges in self.in_parts(threads, |part| self.peek(part)) {
+            ranges?.into_iter().for_each(|range| pages.insert_range(range));
+        }
+        pages.union_with(&self.given_back.lock().unwrap_or_else(|locked| locked.into_inner()));
+        Ok(pages)
+    }
+
     /// Takes the set of pages written since the last take, with `threads`
     /// threads, and begins the next.
     ///
     /// # Errors
     /// Where the guest is gone, or somebody ended the tracking.
     pub fn take(&self, threads: usize) -> Result<DirtyLease<'_>, KernelError> {
-        let all = PageRange::new(0, self.map.pages());
-        let share = all.count().div_ceil(threads.max(1) as u64).next_multiple_of(WINDOW);
-        let mut lease = DirtyLease { pages: PageSet::new(all.count()), tracker: Some(self) };
-        let parts: Vec<_> = std::thread::scope(|scope| {
-            let (first, rest) = match all.pieces(share).collect::<Vec<_>>().split_first() {
-                Some((first, rest)) => (*first, rest.to_vec()),
-                None => return Vec::new(),
-            };
-            let others: Vec<_> =
-                rest.into_iter().map(|piece| scope.spawn(move || self.take_part(piece))).collect();
-            let mut parts = vec![self.take_part(first)];
-            parts.extend(
-                others.into_iter().map(|part| {
-                    part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                }),
-            );
-            parts
-        });
+        let pages = PageSet::new(self.map.pages());
+        let mut lease = DirtyLease { pages, tracker: Some(self) };
         // What one thread took must not be lost because another failed: all
         // enters the lease first.
         let mut failure = None;
-        for (ranges, error) in parts {
+        for (ranges, error) in self.in_parts(threads, |part| self.take_part(part)) {
             ranges.into_iter().for_each(|range| lease.pages.insert_range(range));
             failure = failure.or(error);
         }
@@ -115,6 +113,25 @@ impl WriteTracker {
         given_back.clear();
         drop(given_back);
         failure.map_or(Ok(lease), Err)
+    }
+
+    /// Does `work` on all pages, shared among `threads` threads.
+    fn in_parts<T: Send>(&self, threads: usize, work: impl Fn(PageRange) -> T + Sync) -> Vec<T> {
+        let all = PageRange::new(0, self.map.pages());
+        let share = all.count().div_ceil(threads.max(1) as u64).next_multiple_of(WINDOW);
+        let mut parts = all.pieces(share);
+        let Some(first) = parts.next() else { return Vec::new() };
+        std::thread::scope(|scope| {
+            let work = &work;
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+            let mut results = vec![work(first)];
+            results.extend(
+                others.into_iter().map(|part| {
+                    part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                }),
+            );
+            results
+        })
     }
 
     /// Takes what was written in `part`: looks first, then protects only the
