@@ -17,7 +17,7 @@ fi
 # not installed.
 if [ ! -e "$cache/kernel/boot" ]; then
     for meta in linux-image-cloud-amd64 linux-image-virtual linux-image-generic; do
-        package=$(apt-cache depends "$meta" 2>/dev/null | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1)
+        package=$(apt-cache depends "$meta" 2>/dev/null | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1 || true)
         [ -z "$package" ] || break
     done
     if [ -z "${package:-}" ]; then

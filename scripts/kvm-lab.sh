@@ -4,10 +4,10 @@
 # machine (L1, Debian 13) plays the host and the test guests (L2) run under its
 # KVM. Slow, but the kernel code is the real one.
 #
-# Known: with two L1 processors the L1 kernel panics now and then ("stack guard
+# L1 has one processor: with two its kernel panics now and then ("stack guard
 # page was hit" in a vCPU thread, right after a #VMEXIT), with QEMU 7.2 and 10.0
-# as the emulator; so L1 has one. Before such a panic `exact` passed idle, slow
-# and violent with two vCPUs.
+# as the emulator. On one, everything takes its time, and L1 now and then
+# reports a soft lockup and goes on; the tests wait six times as long.
 #
 # usage: kvm-lab.sh prepare | kvm-lab.sh run
 set -euo pipefail

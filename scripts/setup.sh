@@ -36,12 +36,14 @@ if ! version_ok rustc; then
         # clippy and rustfmt, where the distribution has them for this version.
         suffix=${newest#rustc}
         DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends \
-            "rust${suffix}-clippy" rustfmt >/dev/null 2>&1 ||
+            "rust${suffix}-clippy" "rustfmt$suffix" >/dev/null 2>&1 ||
             DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends \
                 rust-clippy rustfmt >/dev/null 2>&1 || true
         if [ -n "$suffix" ]; then
             for tool in rustc cargo rustdoc rustfmt cargo-clippy clippy-driver cargo-fmt; do
-                [ -x "/usr/bin/$tool$suffix" ] && "${sudo[@]}" ln -sf "/usr/bin/$tool$suffix" "/usr/local/bin/$tool"
+                for path in "/usr/bin/$tool$suffix" "/usr/lib/rust$suffix/bin/$tool"; do
+                    if [ -x "$path" ]; then "${sudo[@]}" ln -sf "$path" "/usr/local/bin/$tool"; fi
+                done
             done
         fi
     else
