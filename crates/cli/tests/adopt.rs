@@ -22,6 +22,8 @@ fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std
             for file in <[_; 2]>::from(guest_files().expect("guest files")) {
                 let copy = folder.join(file.file_name().expect("name"));
                 std::fs::copy(&file, &copy).expect("copy");
+                // Ubuntu's kernels are root's alone.
+                Command::new("chmod").arg("644").arg(&copy).status().expect("chmod");
                 let words = line.iter_mut().filter(|word| **word == file.display().to_string());
                 words.for_each(|word| *word = copy.display().to_string());
             }
