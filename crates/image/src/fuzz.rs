@@ -112,6 +112,40 @@ fn fuzz_frames() {
     });
 }
 
+/// Makes the checksum at a segment's end fit, where there is an end.
+fn seal(bytes: &mut [u8]) {
+    let Some(trailer) = bytes.len().checked_sub(48).filter(|trailer| *trailer >= 64) else {
+        return;
+    };
+    let at = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().expect("word")) as usize;
+    if at < trailer {
+        let mut hasher = XxHash3_128::new();
+        hasher.write(&bytes[..64]);
+        hasher.write(&bytes[at..trailer]);
+        hasher.write(&bytes[trailer..trailer + 8]);
+        let checksum = hasher.finish_128().to_le_bytes();
+        bytes[trailer + 8..trailer + 24].copy_from_slice(&checksum);
+    }
+}
+
+#[test]
+fn a_frame_outside_its_segment_is_refused() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    for offset in [u32::MAX - 10, u32::MAX, 1 << 30] {
+        let mut builder = SegmentBuilder::new(STORE, 5, Vec::new());
+        builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
+        let (_, mut bytes) = builder.finish();
+        let directory = bytes.len() - 48 - 4;
+        bytes[directory..directory + 4].copy_from_slice(&offset.to_le_bytes());
+        seal(&mut bytes);
+        let path = folder.path().join("segment");
+        std::fs::write(&path, &bytes).expect("write");
+        let segment = SegmentFile::open(&path, STORE, 5).expect("its end fits");
+        let read = segment.read_frame(0, &mut Vec::new()).map(|(header, _)| header);
+        assert!(matches!(read, Err(crate::ImageError::Damaged { .. })), "{offset}: {read:?}");
+    }
+}
+
 #[test]
 fn fuzz_segments() {
     let mut builder = SegmentBuilder::new(STORE, 5, Vec::new());
@@ -122,19 +156,7 @@ fn fuzz_segments() {
     let folder = tempfile::tempdir().expect("tempdir");
     let path = folder.path().join("segment");
     fuzz(&[seed], |mut bytes| {
-        // The end's checksum made to fit, where there is an end.
-        if bytes.len() >= 64 + 48 {
-            let trailer = bytes.len() - 48;
-            let at = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().expect("word"));
-            if (at as usize) < trailer {
-                let mut hasher = XxHash3_128::new();
-                hasher.write(&bytes[..64]);
-                hasher.write(&bytes[at as usize..trailer]);
-                hasher.write(&bytes[trailer..trailer + 8]);
-                let checksum = hasher.finish_128().to_le_bytes();
-                bytes[trailer + 8..trailer + 24].copy_from_slice(&checksum);
-            }
-        }
+        seal(&mut bytes);
         std::fs::write(&path, &bytes).expect("write");
         if let Ok(segment) = SegmentFile::open(&path, STORE, 5) {
             let mut buffer = Vec::new();

@@ -181,10 +181,11 @@ impl SegmentFile {
             .get(index)
             .ok_or_else(|| ImageError::damaged(place(), "its segment has no such frame"))?;
         let end = self.offsets.get(index + 1).copied().unwrap_or(self.directory_at);
-        if end < start + FRAME_HEADER_BYTES as u32 {
+        let length = end.saturating_sub(start) as usize;
+        if length < FRAME_HEADER_BYTES || end > self.directory_at {
             return Err(ImageError::damaged(place(), "the directory leaves it no room"));
         }
-        buffer.resize((end - start) as usize, 0);
+        buffer.resize(length, 0);
         self.file
             .read_exact_at(buffer, u64::from(start))
             .map_err(|cause| ImageError::damaged(place(), cause.to_string()))?;
