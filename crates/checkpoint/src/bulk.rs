@@ -3,7 +3,7 @@
 
 use crate::observe::Observer;
 use crate::work::{Pieces, cores, run_idle};
-use crate::{CheckpointError, buffer::CaptureBuffer};
+use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -12,14 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Pages that a worker takes at a time: one page-table node.
 const PIECE: u64 = 512;
 
-/// Encodes every page but those already written since arming, which are left
+/// Encodes the pages of `todo` but those written since arming, which are left
 /// for the epochs. A page that is written while it is copied is in a later
-/// epoch's set, whatever was copied. Returns the pages that have no memory
-/// behind them; one that gets some from now on is dirty.
+/// epoch's set, whatever was copied. With `compare`, one that is as the parent
+/// has it stays there. Returns the pages that have no memory behind them; one
+/// that gets some from now on is dirty.
 pub(crate) fn bulk(
     ram: &Ram,
     tracker: &WriteTracker,
     writer: &ImageWriter<'_>,
+    todo: &PageSet,
+    compare: bool,
     observer: &dyn Observer,
 ) -> Result<PageSet, CheckpointError> {
     let all = PageRange::new(0, ram.pages());
@@ -27,25 +30,28 @@ pub(crate) fn bulk(
     for range in ram.data_ranges(all)? {
         holes.remove_range(range);
     }
-    holes.ranges().for_each(|range| writer.put_holes(range));
+    for page in todo.iter().filter(|page| holes.contains(*page)) {
+        writer.put_holes(PageRange::new(page.0, page.0 + 1));
+    }
     let pieces = Pieces::new(all, PIECE);
     let done = AtomicU64::new(0);
     run_idle(cores(), || {
         let work = || -> Result<(), CheckpointError> {
             let mut sink = writer.sink()?;
-            let mut page_bytes = vec![0; PAGE_BYTES];
+            let mut compared = Compared::new(writer, compare)?;
+            let mut bytes = vec![0; PAGE_BYTES];
             while let Some(piece) = pieces.take() {
-                let mut dirty = PageSet::new(piece.count());
-                for range in tracker.peek(piece)? {
-                    let local = |page: PageNumber| page.0 - piece.start.0;
-                    dirty.insert_range(PageRange::new(local(range.start), local(range.end)));
+                let mut pages: Vec<PageNumber> = piece
+                    .pages()
+                    .filter(|page| todo.contains(*page) && !holes.contains(*page))
+                    .collect();
+                if !pages.is_empty() {
+                    let dirty = tracker.peek(piece)?;
+                    pages.retain(|page| !dirty.iter().any(|range| range.contains(*page)));
                 }
-                for page in piece.pages() {
-                    if holes.contains(page) || dirty.contains(PageNumber(page.0 - piece.start.0)) {
-                        continue;
-                    }
-                    ram.copy_page(page, &mut page_bytes);
-                    sink.put(page, &page_bytes)?;
+                for page in compared.differing(ram, &pages)? {
+                    ram.copy_page(page, &mut bytes);
+                    sink.put(page, &bytes)?;
                 }
                 let before = done.fetch_add(piece.count(), Ordering::Relaxed);
                 observer.progress(before + piece.count(), all.count());

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  running  1. arm      every write is recorded from now on; I/O is drained
-//!           2. bulk     idle workers encode every page that stands still
+//!           2. bulk     idle workers encode every page that stands still, but
+//!                       those known to be as the parent has them
 //!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
 //!                       again, each shorter than the last
 //!  stopped  4. stop     look what was written since and copy it, while disks
@@ -31,16 +32,52 @@ use crate::work::cores;
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
 use dewar_image::{
-    DiskRecord, FileDigest, FileStore, ImageId, ImageOptions, ImageWriter, MemoryRecord, Record,
-    RegionRecord, Summary,
+    DiskRecord, FileDigest, FileStore, ImageId, ImageOptions, ImageReader, ImageWriter,
+    MemoryRecord, Record, RegionRecord, Summary,
 };
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::PageSet;
 use std::time::{Duration, Instant, SystemTime};
 
+/// What a checkpoint is taken on top of.
+#[derive(Debug, Clone, Copy)]
+pub enum Base<'s> {
+    /// Nothing: all pages are stored.
+    Nothing,
+    /// An image; what differs from it is found by comparing.
+    Compared(&'s ImageReader),
+    /// An image; writes were tracked ever since its pause, by the tracker with
+    /// this identity. Compared where the tracking was lost.
+    Tracked(&'s ImageReader, u64),
+}
+
+impl<'s> Base<'s> {
+    fn image(self) -> Option<&'s ImageReader> {
+        match self {
+            Self::Nothing => None,
+            Self::Compared(image) | Self::Tracked(image, _) => Some(image),
+        }
+    }
+}
+
+/// A checkpoint that was taken.
+#[derive(Debug)]
+pub struct Taken {
+    /// The image's record.
+    pub record: Record,
+    /// The identity of the tracker that goes on tracking from its pause.
+    pub tracker: u64,
+    /// Whether the pages to store were known by tracking.
+    pub by_tracking: bool,
+}
+
 /// How to take a checkpoint.
 #[derive(Debug, Clone)]
-pub struct CheckpointOptions {
+pub struct CheckpointOptions<'s> {
+    /// What it is taken on top of.
+    pub base: Base<'s>,
+    /// The identity of a tracker of ours, perhaps still in the guest.
+    pub known_tracker: Option<u64>,
     /// The longest that the guest should stand still.
     pub max_pause: Duration,
     /// Most bytes of captured pages that wait in memory.
@@ -60,12 +97,12 @@ pub struct CheckpointOptions {
 /// # Errors
 /// Where anything fails; the guest was put back as it was (ask its
 /// [`Guest::health`]) and the image does not exist.
-pub fn checkpoint(
+pub fn checkpoint<'s>(
     guest: &mut dyn Guest,
-    store: &FileStore,
-    options: CheckpointOptions,
+    store: &'s FileStore,
+    options: CheckpointOptions<'s>,
     observer: &dyn Observer,
-) -> Result<Record, CheckpointError> {
+) -> Result<Taken, CheckpointError> {
     capture(guest, store, options, observer).map_err(|error| {
         // A failure to put it back shows in the guest's health.
         let _ = guest.put_back();
@@ -80,33 +117,36 @@ pub fn checkpoint(
     })
 }
 
-fn capture(
+fn capture<'s>(
     guest: &mut dyn Guest,
-    store: &FileStore,
-    options: CheckpointOptions,
+    store: &'s FileStore,
+    options: CheckpointOptions<'s>,
     observer: &dyn Observer,
-) -> Result<Record, CheckpointError> {
+) -> Result<Taken, CheckpointError> {
     let began = Instant::now();
     let observer = &Timeline::new(observer, began);
     let ram = guest.ram();
     // An unwritable store is found before the guest is touched.
-    let writer = store.begin(ImageOptions {
-        pages: ram.pages(),
-        codec: options.codec,
-        level: options.level,
-    })?;
+    let image = ImageOptions { pages: ram.pages(), codec: options.codec, level: options.level };
+    let writer = store.begin(image, options.base.image())?;
     observer.step(Step::Begun);
     guest.prepare()?;
     observer.step(Step::Prepared);
-    let origin = guest.uffd_origin()?;
-    let tracker = WriteTracker::attach(guest.process(), &ram, origin)?;
-    tracker.arm()?;
+    let (tracker, by_tracking) = track(guest, &ram, &options)?;
+    let (todo, debt) = if by_tracking {
+        let lease = tracker.take(cores())?;
+        (lease.pages().clone(), Some(lease))
+    } else {
+        tracker.arm()?;
+        (PageSet::full(ram.pages()), None)
+    };
     guest.drain()?;
     observer.step(Step::Armed);
 
-    let mut holes = bulk(&ram, &tracker, &writer, observer)?;
+    writer.expect(&todo);
+    let mut holes = bulk(&ram, &tracker, &writer, &todo, !by_tracking, observer)?;
     observer.step(Step::BulkDone);
-    let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began);
+    let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
 
     let stopped = stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer);
@@ -158,6 +198,8 @@ fn capture(
         disks: Vec::new(),
         machine: options.machine,
         segments: Vec::new(),
+        inherited_segments: Vec::new(),
+        parent: None,
         summary,
     };
     let record = writer.commit(record, disks)?;
@@ -165,7 +207,22 @@ fn capture(
     if let Some(debt) = captures.debt {
         debt.commit();
     }
-    Ok(record)
+    Ok(Taken { record, tracker: tracker.identity()?, by_tracking })
+}
+
+/// The guest's tracker, and whether it has tracked since the base's pause.
+fn track(
+    guest: &mut dyn Guest,
+    ram: &Ram,
+    options: &CheckpointOptions<'_>,
+) -> Result<(WriteTracker, bool), CheckpointError> {
+    if let Base::Tracked(_, identity) = options.base {
+        if let Some(tracker) = WriteTracker::resume(guest.process(), ram, identity)? {
+            return Ok((tracker, true));
+        }
+    }
+    let origin = guest.uffd_origin()?;
+    Ok((WriteTracker::attach(guest.process(), ram, origin, options.known_tracker)?, false))
 }
 
 /// Stops the guest, captures what is left, and lets it run. Returns the device

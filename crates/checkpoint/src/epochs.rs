@@ -37,10 +37,16 @@ pub(crate) struct Captures<'t> {
 }
 
 impl<'t> Captures<'t> {
-    pub(crate) fn new(pages: u64, buffer_bytes: u64, began: Instant) -> Self {
+    /// An empty one; `debt` is what was taken to begin with.
+    pub(crate) fn new(
+        pages: u64,
+        buffer_bytes: u64,
+        began: Instant,
+        debt: Option<DirtyLease<'t>>,
+    ) -> Self {
         let limit = (buffer_bytes / PAGE_BYTES as u64).min(u64::from(u32::MAX - 1)) as usize;
         Self {
-            debt: None,
+            debt,
             buffer: CaptureBuffer::new(pages, limit),
             epochs: Vec::new(),
             hot: PageSet::new(pages),
@@ -73,8 +79,10 @@ impl<'t> Captures<'t> {
         &mut self,
         lease: DirtyLease<'t>,
         ram: &Ram,
+        writer: &ImageWriter<'_>,
         overflow: &mut PageSink<'_, '_>,
     ) -> Result<(), CheckpointError> {
+        writer.expect(lease.pages());
         self.copy(lease.pages(), ram, overflow, EPOCH_SHARE, cores())?;
         match &mut self.debt {
             Some(debt) => debt.absorb(lease),
@@ -92,6 +100,7 @@ impl<'t> Captures<'t> {
         threads: usize,
     ) -> Result<(), CheckpointError> {
         self.hot.union_with(pages);
+        writer.expect(pages);
         let mut overflow = writer.sink()?;
         self.copy(pages, ram, &mut overflow, 1.0, threads)?;
         overflow.finish()?;
@@ -124,7 +133,7 @@ pub(crate) fn run<'t>(
         captures.hot.clone_from(lease.pages());
         guest.drain()?;
         let copying = Instant::now();
-        captures.capture(lease, &ram, &mut overflow)?;
+        captures.capture(lease, &ram, writer, &mut overflow)?;
         overflow.flush()?;
         let copy = copying.elapsed();
 

@@ -8,12 +8,14 @@
 mod buffer;
 mod bulk;
 mod capture;
+mod compare;
 mod epochs;
 mod error;
+mod frames;
 mod observe;
 pub mod restore;
 mod work;
 
-pub use capture::{CheckpointOptions, checkpoint};
+pub use capture::{Base, CheckpointOptions, Taken, checkpoint};
 pub use error::CheckpointError;
 pub use observe::{Observer, Step};

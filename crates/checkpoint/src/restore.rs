@@ -1,14 +1,14 @@
 //! Bringing a guest's memory back.
 
-mod frames;
 mod serve;
 
 use crate::CheckpointError;
+use crate::frames::by_frame;
 use crate::observe::Observer;
 use crate::work::{Pieces, cores};
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use frames::by_frame;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 

@@ -142,6 +142,9 @@ pub struct CheckpointArgs {
     /// at most half of what is free].
     #[arg(long, value_name = "SIZE")]
     pub buffer: Option<ByteSize>,
+    /// Store every page, also those that an earlier checkpoint of this guest has.
+    #[arg(long)]
+    pub full: bool,
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
     pub codec: CodecChoice,

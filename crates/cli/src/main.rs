@@ -11,6 +11,7 @@ mod guardian;
 mod output;
 mod progress;
 mod server;
+mod tracking;
 mod verbs;
 
 use args::{Cli, Verb};

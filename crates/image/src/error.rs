@@ -48,7 +48,7 @@ pub enum ImageError {
         candidates: Vec<String>,
     },
     /// The image is being read.
-    #[error("checkpoint {id} is in use by a restore or a verify that is still running")]
+    #[error("checkpoint {id} is being read: by a restore, a verify, or a checkpoint on top of it")]
     InUse {
         /// Its id.
         id: String,

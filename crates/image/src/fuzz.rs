@@ -197,7 +197,7 @@ fn fuzz_page_tables() {
         bytes.resize(PAGE_BYTES, 0);
         let pages = 1 + u64::from(bytes[0]) * 1000;
         let mut reads = 0;
-        let _ = table::flatten(Entry(1), pages, |_| {
+        let _ = table::read(Entry(1), pages, |_| {
             reads += 1;
             Ok(bytes.clone())
         });

@@ -1,6 +1,7 @@
 use crate::segment::SegmentFile;
 use crate::store::open_segment;
-use crate::{Blob, Entry, ImageError, PageAddress, Record, table};
+use crate::table::{self, Table};
+use crate::{Blob, Entry, ImageError, PageAddress, Record};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
@@ -65,9 +66,14 @@ impl ImageReader {
     /// # Errors
     /// Where a node is damaged.
     pub fn entries(&self) -> Result<Vec<Entry>, ImageError> {
+        Ok(self.table()?.into_entries())
+    }
+
+    /// The page table with the nodes above it.
+    pub(crate) fn table(&self) -> Result<Table, ImageError> {
         let mut cache = FrameCache::new()?;
         let memory = &self.record.memory;
-        table::flatten(memory.root, memory.pages, |entry| {
+        table::read(memory.root, memory.pages, |entry| {
             let page = self.stored_page(entry, &mut cache)?;
             Ok(page.unwrap_or(&[0; PAGE_BYTES]).to_vec())
         })

@@ -54,8 +54,14 @@ pub struct Record {
     pub disks: Vec<DiskRecord>,
     /// How to start the guest again; only the crate that wrote it reads it.
     pub machine: serde_json::Value,
-    /// The numbers of all segments of the image.
+    /// The numbers of the segments that were written for it.
     pub segments: Vec<u64>,
+    /// Those that it shares with images before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inherited_segments: Vec<u64>,
+    /// The image that it was taken on top of; it does not need it any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ImageId>,
     /// What taking it cost.
     pub summary: Summary,
 }
@@ -93,6 +99,9 @@ pub struct PageCounts {
     pub compressed: u64,
     /// Stored as they are.
     pub raw: u64,
+    /// As an image before had them, and stored there.
+    #[serde(default)]
+    pub inherited: u64,
 }
 
 /// Some bytes, stored as pages; the last is filled up with zeros.
@@ -120,6 +129,14 @@ pub struct DiskRecord {
     /// The file's length and hash.
     #[serde(flatten)]
     pub digest: FileDigest,
+}
+
+impl Record {
+    /// Whether the image's pages may lie in this segment.
+    pub(crate) fn has_segment(&self, number: u64) -> bool {
+        let has = |segments: &[u64]| segments.binary_search(&number).is_ok();
+        has(&self.segments) || has(&self.inherited_segments)
+    }
 }
 
 /// What taking a checkpoint cost.

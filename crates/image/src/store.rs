@@ -5,6 +5,7 @@ use crate::{
 };
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -98,15 +99,20 @@ impl FileStore {
         self.root.join("disks").join(file)
     }
 
-    /// Begins an image; first removes what writers that died left behind.
+    /// Begins an image, on top of `parent` where there is one; first removes
+    /// what writers that died left behind.
     ///
     /// # Errors
-    /// Where the store cannot be written.
-    pub fn begin(&self, options: ImageOptions) -> Result<ImageWriter<'_>, ImageError> {
+    /// Where the store cannot be written, or the parent's page table not read.
+    pub fn begin<'s>(
+        &'s self,
+        options: ImageOptions,
+        parent: Option<&'s ImageReader>,
+    ) -> Result<ImageWriter<'s>, ImageError> {
         self.sweep()?;
         let id = ImageId::fresh(&self.id);
         let lease = WriterLease::take(&self.root.join("writers"), &id)?;
-        ImageWriter::new(self, id, lease, options)
+        ImageWriter::new(self, id, lease, options, parent)
     }
 
     /// Removes the files of images whose writers died.
@@ -211,21 +217,44 @@ impl FileStore {
     }
 
     /// Removes an image: its record first, so that from then on it does not
-    /// exist, then its files.
+    /// exist, then its files, except for segments that other images share.
+    ///
+    /// No image can begin to share one of them meanwhile: it would have to be
+    /// taken on top of an image that has it, and hold that one's record. Two
+    /// deletions at once might each leave a segment to the other; so only one
+    /// goes on at a time.
     ///
     /// # Errors
-    /// Where it is being read, or the store cannot be written.
+    /// Where it is being read, another image's record cannot be, or the store
+    /// cannot be written.
     pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
+        let _one_at_a_time = self.lock_deletions()?;
         let _lock = self.lock_record(id, FlockOperation::NonBlockingLockExclusive)?;
         let record = self.record(id)?;
+        let mut doomed: BTreeSet<u64> =
+            record.segments.iter().chain(&record.inherited_segments).copied().collect();
+        for other in self.ids()?.iter().filter(|other| *other != id) {
+            // Of a record that cannot be read it is not known what it needs.
+            let other = self.record(other)?;
+            for number in other.segments.iter().chain(&other.inherited_segments) {
+                doomed.remove(number);
+            }
+        }
         // Should we die in between, the sweep of the next writer goes on.
         let mut lease = WriterLease::take(&self.root.join("writers"), id)?;
-        let segments = record.segments.iter().map(|number| segment_name(*number));
+        let segments = doomed.into_iter().map(segment_name);
         let disks = record.disks.iter().map(|disk| format!("disks/{}", disk.file));
         lease.note(&segments.chain(disks).collect::<Vec<_>>())?;
         files::remove(&self.record_path(id))?;
         files::sync_folder(&self.root.join("images"))?;
         lease.abandon(&self.root)
+    }
+
+    fn lock_deletions(&self) -> Result<File, ImageError> {
+        let path = self.root.join("store.json");
+        File::open(&path)
+            .and_then(|file| Ok(flock(&file, FlockOperation::LockExclusive).map(|()| file)?))
+            .map_err(ImageError::io("lock", &path))
     }
 
     pub(crate) fn raw_id(&self) -> [u8; 16] {

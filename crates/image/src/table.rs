@@ -18,28 +18,81 @@ pub(crate) fn levels_for(pages: u64) -> u32 {
     levels
 }
 
-/// Builds the table over `entries`: `put` stores all nodes of a level and
-/// returns the entry of each. Returns the root's entry.
+/// A page table as it was read: the entries of all its levels.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// The entries that lead to the nodes of each level, from the root's own
+    /// down; the last are those of pages.
+    levels: Vec<Vec<Entry>>,
+}
+
+impl Table {
+    /// One entry a page.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        self.levels.last().map_or(&[], Vec::as_slice)
+    }
+
+    /// The same, without the nodes.
+    pub(crate) fn into_entries(mut self) -> Vec<Entry> {
+        self.levels.pop().unwrap_or_default()
+    }
+
+    /// The entry of node `index`, `height` levels above the leaf nodes, if it
+    /// holds exactly `content`.
+    fn node_with(&self, height: usize, index: usize, content: &[Entry]) -> Option<Entry> {
+        let below = self.levels.len().checked_sub(height + 1)?;
+        let above = below.checked_sub(1)?;
+        let held = self.levels[below].chunks(ENTRIES_PER_NODE).nth(index)?;
+        (held == content).then(|| self.levels[above][index])
+    }
+}
+
+/// A table that was built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    /// The root's entry.
+    pub root: Entry,
+    /// The entries of nodes that were taken over from the parent.
+    pub reused: Vec<Entry>,
+}
+
+/// Builds the table over `entries`: `put` stores new nodes of a level and
+/// returns the entry of each. Nodes that `parent` holds already are shared.
 pub(crate) fn build(
     entries: Vec<Entry>,
+    parent: Option<&Table>,
     mut put: impl FnMut(&[Vec<u8>]) -> Result<Vec<Entry>, ImageError>,
-) -> Result<Entry, ImageError> {
+) -> Result<Built, ImageError> {
     let mut below = entries;
-    for _ in 0..levels_for(below.len() as u64) {
-        let nodes: Vec<Option<Vec<u8>>> = below.chunks(ENTRIES_PER_NODE).map(node).collect();
-        let stored: Vec<Vec<u8>> = nodes.iter().flatten().cloned().collect();
-        let mut addresses = put(&stored)?.into_iter();
-        below = nodes
-            .iter()
-            .map(|node| match node {
-                Some(_) => addresses
-                    .next()
-                    .ok_or_else(|| ImageError::damaged("the page table", "a node was not stored")),
-                None => Ok(Entry::ZERO),
-            })
-            .collect::<Result<_, _>>()?;
+    let mut reused = Vec::new();
+    for height in 0..levels_for(below.len() as u64) as usize {
+        let mut level = Vec::with_capacity(below.len().div_ceil(ENTRIES_PER_NODE));
+        let (mut new, mut places) = (Vec::new(), Vec::new());
+        for (index, content) in below.chunks(ENTRIES_PER_NODE).enumerate() {
+            let known = parent.and_then(|parent| parent.node_with(height, index, content));
+            match (known, node(content)) {
+                (_, None) => level.push(Entry::ZERO),
+                (Some(known), _) => {
+                    reused.push(known);
+                    level.push(known);
+                }
+                (None, Some(bytes)) => {
+                    places.push(level.len());
+                    new.push(bytes);
+                    level.push(Entry::UNSET);
+                }
+            }
+        }
+        let stored = put(&new)?;
+        if stored.len() != places.len() {
+            return Err(ImageError::damaged("the page table", "a node was not stored"));
+        }
+        for (place, entry) in places.into_iter().zip(stored) {
+            level[place] = entry;
+        }
+        below = level;
     }
-    Ok(below.first().copied().unwrap_or(Entry::ZERO))
+    Ok(Built { root: below.first().copied().unwrap_or(Entry::ZERO), reused })
 }
 
 /// The bytes of a node, or nothing where all its pages are zeros.
@@ -52,19 +105,19 @@ fn node(entries: &[Entry]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads the table under `root` into a flat list of `pages` entries. `get`
-/// fetches a node.
-pub(crate) fn flatten(
+/// Reads the table of `pages` pages under `root`. `get` fetches a node.
+pub(crate) fn read(
     root: Entry,
     pages: u64,
     mut get: impl FnMut(Entry) -> Result<Vec<u8>, ImageError>,
-) -> Result<Vec<Entry>, ImageError> {
+) -> Result<Table, ImageError> {
+    let mut levels = Vec::new();
     let mut level = vec![root];
     for height in (0..levels_for(pages)).rev() {
         let span = (ENTRIES_PER_NODE as u64).pow(height);
         let count = pages.div_ceil(span) as usize;
         let mut below = Vec::with_capacity(count);
-        for entry in level {
+        for &entry in &level {
             let room = ENTRIES_PER_NODE.min(count - below.len());
             if entry == Entry::ZERO {
                 below.resize(below.len() + room, Entry::ZERO);
@@ -79,9 +132,10 @@ pub(crate) fn flatten(
                 return Err(ImageError::damaged("the page table", "a node reaches past the RAM"));
             }
         }
-        level = below;
+        levels.push(std::mem::replace(&mut level, below));
     }
-    Ok(level)
+    levels.push(level);
+    Ok(Table { levels })
 }
 
 #[cfg(test)]
@@ -92,18 +146,18 @@ mod tests {
 
     fn round_trip(entries: &[Entry]) -> (Vec<Entry>, usize) {
         let mut nodes: Vec<Vec<u8>> = Vec::new();
-        let root = build(entries.to_vec(), |level| {
+        let built = build(entries.to_vec(), None, |level| {
             let first = nodes.len();
             nodes.extend_from_slice(level);
             let address = |n: usize| PageAddress { segment: n as u64, frame: 7, index: 3 };
             Ok((first..nodes.len()).map(|n| Entry::packed(address(n))).collect())
         })
         .expect("build");
-        let back = flatten(root, entries.len() as u64, |entry| {
+        let back = read(built.root, entries.len() as u64, |entry| {
             let at = entry.address().expect("kind").expect("packed");
             Ok(nodes[at.segment as usize].clone())
         });
-        (back.expect("flatten"), nodes.len())
+        (back.expect("read").entries().to_vec(), nodes.len())
     }
 
     proptest! {
@@ -123,6 +177,40 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_page_costs_the_nodes_above_it() {
+        let address = |n: u64| Entry::packed(PageAddress { segment: n, frame: 7, index: 3 });
+        let entries: Vec<Entry> = (1..=300_000).map(address).collect();
+        let mut nodes: Vec<Vec<u8>> = Vec::new();
+        let mut put = |level: &[Vec<u8>]| {
+            let first = nodes.len() as u64;
+            nodes.extend_from_slice(level);
+            Ok((first..nodes.len() as u64).map(address).collect())
+        };
+        let first = build(entries.clone(), None, &mut put).expect("build");
+        assert_eq!(first.reused, []);
+        let count = nodes.len();
+        let get = |entry: Entry| {
+            Ok(nodes[entry.address().expect("kind").expect("packed").segment as usize].clone())
+        };
+        let table = read(first.root, entries.len() as u64, get).expect("read");
+        let same = build(entries.clone(), Some(&table), |new| {
+            assert_eq!(new.len(), 0);
+            Ok(Vec::new())
+        });
+        assert_eq!(same.expect("build").root, first.root);
+
+        let mut changed = entries.clone();
+        changed[280_000] = Entry::ZERO;
+        let mut new = 0;
+        let built = build(changed, Some(&table), |level| {
+            new += level.len();
+            Ok(level.iter().map(|_| address(1 << 30)).collect())
+        });
+        assert_eq!(new, 3, "one node a level");
+        assert_eq!(built.expect("build").reused.len(), count - 3);
+    }
+
+    #[test]
     fn an_empty_guest_needs_no_node() {
         assert_eq!(round_trip(&[Entry::ZERO; 5000]), (vec![Entry::ZERO; 5000], 0));
     }
@@ -130,6 +218,6 @@ mod tests {
     #[test]
     fn a_node_that_reaches_past_the_ram_is_refused() {
         let full = [1u8; PAGE_BYTES];
-        assert!(flatten(Entry(1), 5, |_| Ok(full.to_vec())).is_err());
+        assert!(read(Entry(1), 5, |_| Ok(full.to_vec())).is_err());
     }
 }

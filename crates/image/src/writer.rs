@@ -1,12 +1,14 @@
 use crate::flush::Flusher;
 use crate::lease::WriterLease;
+use crate::reader::ImageReader;
 use crate::record::{Blob, DiskRecord, ImageId, PageCounts, Record};
 use crate::sink::PageSink;
 use crate::store::segment_name;
-use crate::{Entry, FileStore, ImageError, PageAddress, files, table};
+use crate::table::{self, Table};
+use crate::{Entry, FileStore, ImageError, PageAddress, files};
 use dewar_codec::Codec;
-use dewar_units::{PAGE_BYTES, PageRange};
-use std::collections::HashSet;
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,10 +29,16 @@ pub struct ImageOptions {
 
 /// An image that is being written. Dropped before [`ImageWriter::commit`], it
 /// leaves nothing behind.
+///
+/// One with a parent begins as a copy of it: every page that is not put again
+/// stays where the parent has it. Say [`ImageWriter::expect`] of pages that
+/// must be put: until they are, the image cannot be finished.
 pub struct ImageWriter<'s> {
     store: &'s FileStore,
     id: ImageId,
     options: ImageOptions,
+    /// While we hold the reader, nobody deletes the parent.
+    parent: Option<(&'s ImageReader, Table)>,
     entries: Vec<AtomicU64>,
     shared: Mutex<Shared>,
     /// `None` once the queue was closed.
@@ -42,6 +50,8 @@ struct Shared {
     lease: Option<WriterLease>,
     free: std::ops::Range<u64>,
     used: Vec<u64>,
+    /// Segments of other images that the page table leads to.
+    inherited: BTreeSet<u64>,
     /// Segments and frames that are stored as they are.
     raw: HashSet<(u64, u16)>,
     stored_bytes: u64,
@@ -55,12 +65,21 @@ impl<'s> ImageWriter<'s> {
         id: ImageId,
         lease: WriterLease,
         options: ImageOptions,
+        parent: Option<&'s ImageReader>,
     ) -> Result<Self, ImageError> {
-        let entries = (0..options.pages).map(|_| AtomicU64::new(Entry::UNSET.0)).collect();
+        let parent = match parent {
+            Some(parent) => Some((parent, parent.table()?)),
+            None => None,
+        };
+        let known = parent.as_ref().map_or(&[][..], |(_, table)| table.entries());
+        let entries = (0..options.pages as usize)
+            .map(|page| AtomicU64::new(known.get(page).unwrap_or(&Entry::UNSET).0))
+            .collect();
         let shared = Shared {
             lease: Some(lease),
             free: 0..0,
             used: Vec::new(),
+            inherited: BTreeSet::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
             failure: None,
@@ -69,6 +88,7 @@ impl<'s> ImageWriter<'s> {
             store,
             id,
             options,
+            parent,
             entries,
             shared: Mutex::new(shared),
             flusher: Mutex::new(Some(Flusher::start(store.root()))),
@@ -87,6 +107,27 @@ impl<'s> ImageWriter<'s> {
     /// Where the codec cannot be set up.
     pub fn sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
         PageSink::new(self, self.options.codec, self.options.level)
+    }
+
+    /// Says that these pages will be put: whatever was known of them is not
+    /// what they are.
+    pub fn expect(&self, pages: &PageSet) {
+        for page in pages.iter() {
+            self.set(page.index(), Entry::UNSET);
+        }
+    }
+
+    /// Says that a page is as the parent has it.
+    pub fn keep(&self, page: PageNumber) {
+        let known = self.parent.as_ref().and_then(|(_, table)| table.entries().get(page.index()));
+        if let Some(entry) = known {
+            self.set(page.index(), *entry);
+        }
+    }
+
+    /// The parent and its entries, one a page.
+    pub fn parent(&self) -> Option<(&'s ImageReader, &[Entry])> {
+        self.parent.as_ref().map(|(parent, table)| (*parent, table.entries()))
     }
 
     /// Says that pages were never touched by the guest.
@@ -136,9 +177,11 @@ impl<'s> ImageWriter<'s> {
         counts.hole = holes.min(counts.zero);
         counts.zero -= counts.hole;
         let mut sink = self.sink()?;
-        let root = table::build(entries, |nodes| sink.put_unnumbered(nodes))?;
+        let table = self.parent.as_ref().map(|(_, table)| table);
+        let built = table::build(entries, table, |nodes| sink.put_unnumbered(nodes))?;
         sink.finish()?;
-        Ok((root, counts))
+        self.lock().inherit(&built.reused);
+        Ok((built.root, counts))
     }
 
     /// Waits until all that was put is on disk.
@@ -176,6 +219,8 @@ impl<'s> ImageWriter<'s> {
         record.disks = disks;
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
+        record.inherited_segments = self.lock().inherited.iter().copied().collect();
+        record.parent = self.parent.as_ref().map(|(parent, _)| parent.record().id.clone());
         let path = self.store.record_path(&self.id);
         let bytes = record
             .to_bytes()
@@ -271,15 +316,28 @@ impl Shared {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }
 
-    fn count(&self, entries: &[Entry]) -> PageCounts {
+    /// Counts pages by kind, and notes where those of other images lie.
+    fn count(&mut self, entries: &[Entry]) -> PageCounts {
+        let own: HashSet<u64> = self.used.iter().copied().collect();
         let mut counts = PageCounts::default();
+        let mut inherited = Vec::new();
         for entry in entries {
             match entry.address() {
+                Ok(Some(at)) if !own.contains(&at.segment) => {
+                    counts.inherited += 1;
+                    inherited.push(*entry);
+                }
                 Ok(Some(at)) if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
                 Ok(Some(_)) => counts.compressed += 1,
                 _ => counts.zero += 1,
             }
         }
+        self.inherit(&inherited);
         counts
+    }
+
+    fn inherit(&mut self, entries: &[Entry]) {
+        let segments = entries.iter().filter_map(|entry| Some(entry.address().ok()??.segment));
+        self.inherited.extend(segments);
     }
 }

@@ -6,7 +6,7 @@ use dewar_image::{
     Blob, Entry, FileDigest, FileStore, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
     MemoryRecord, PageCounts, Record, RegionRecord, Summary, verify,
 };
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -76,13 +76,15 @@ fn record(root: Entry, counts: PageCounts, device_state: Blob, hot_pages: Blob) 
         disks: vec![],
         machine: serde_json::json!({"a": 1}),
         segments: vec![],
+        inherited_segments: vec![],
+        parent: None,
         summary: Summary::default(),
     }
 }
 
 /// Writes an image by two threads; the last 500 pages twice.
 fn write_image(store: &FileStore) -> Record {
-    let writer = store.begin(options()).expect("begin");
+    let writer = store.begin(options(), None).expect("begin");
     writer.put_holes(PageRange::new(0, 100));
     std::thread::scope(|scope| {
         for pages in [100..1500, 1500..PAGES] {
@@ -200,7 +202,7 @@ fn a_writer_that_gives_up_or_dies_leaves_nothing() {
         found.retain(|path| !path.ends_with("next-segment"));
         found
     };
-    let writer = store.begin(options()).expect("begin");
+    let writer = store.begin(options(), None).expect("begin");
     put(&writer);
     assert!(without_counter().len() > before.len());
     drop(writer);
@@ -208,7 +210,7 @@ fn a_writer_that_gives_up_or_dies_leaves_nothing() {
 
     // A writer that is killed drops nothing; its lock goes with it. The lease
     // is remade here as a process that died leaves it.
-    let writer = store.begin(options()).expect("begin");
+    let writer = store.begin(options(), None).expect("begin");
     put(&writer);
     let lease = files(&store.root().join("writers")).remove(0);
     let text = fs::read(&lease).expect("read");
@@ -227,7 +229,7 @@ fn a_writer_that_gives_up_or_dies_leaves_nothing() {
 #[test]
 fn a_page_that_was_never_put_is_not_a_zero_page() {
     let (_folder, store) = new_store();
-    let writer = store.begin(options()).expect("begin");
+    let writer = store.begin(options(), None).expect("begin");
     writer.put_holes(PageRange::new(0, 1234));
     writer.put_holes(PageRange::new(1235, PAGES));
     assert!(matches!(writer.finish_memory(0), Err(ImageError::Incomplete { page: 1234 })));
@@ -248,6 +250,67 @@ fn deleting_one_image_leaves_the_other_whole() {
     assert!(
         third.segments.iter().all(|number| *number > *second.segments.last().expect("segments"))
     );
+}
+
+/// An image on top of `parent` in which `changed` pages are new; their content
+/// is `content(page, 7)`.
+fn write_on(store: &FileStore, parent: &ImageId, changed: &[u64]) -> Record {
+    let reader = store.open_image(parent).expect("parent");
+    let writer = store.begin(options(), Some(&reader)).expect("begin");
+    let mut expected = PageSet::new(PAGES);
+    for page in changed {
+        expected.insert(PageNumber(*page));
+    }
+    writer.expect(&expected);
+    let unfinished = writer.finish_memory(0);
+    assert!(matches!(unfinished, Err(ImageError::Incomplete { .. })), "{unfinished:?}");
+    let mut sink = writer.sink().expect("sink");
+    for page in changed {
+        sink.put(PageNumber(*page), &content(*page, 7)).expect("put");
+    }
+    sink.finish().expect("finish");
+    assert!(matches!(store.delete(parent), Err(ImageError::InUse { .. })));
+    commit(writer, None)
+}
+
+#[test]
+fn an_image_on_top_of_another_shares_what_did_not_change() {
+    let (_folder, store) = new_store();
+    let first = write_image(&store);
+    let second = write_on(&store, &first.id, &[200, 201, 1000]);
+    assert_eq!(second.parent.as_ref(), Some(&first.id));
+    assert_eq!(second.inherited_segments, first.segments[..second.inherited_segments.len()]);
+    let third = write_on(&store, &second.id, &[1000, 2000]);
+    let page = |id: &ImageId, page: u64| {
+        let image = store.open_image(id).expect("open");
+        let entry = image.entries().expect("entries")[page as usize];
+        let mut cache = FrameCache::new().expect("cache");
+        let found = image.page(PageNumber(page), entry, &mut cache).expect("page");
+        found.map_or_else(|| vec![0; PAGE_BYTES], <[u8]>::to_vec)
+    };
+    // Whatever goes, the others are whole.
+    store.delete(&first.id).expect("delete");
+    for (id, own, others) in [(&second.id, 200, 1500), (&third.id, 201, 1500)] {
+        verify(&store, id, |_, _| {}).expect("verify");
+        assert_eq!(page(id, own), content(own, 7));
+        assert_eq!(page(id, others), content(others, 0));
+    }
+    assert_eq!(page(&second.id, 2000), content(2000, 0));
+    assert_eq!(page(&third.id, 2000), content(2000, 7));
+    store.delete(&third.id).expect("delete");
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+    // Damage in what it inherited is found.
+    let inherited = second.inherited_segments[0];
+    let segment = store.root().join(format!("segments/{inherited:016x}.seg"));
+    let whole = fs::read(&segment).expect("read");
+    let mut damaged = whole.clone();
+    damaged.iter_mut().skip(200).step_by(4096).for_each(|byte| *byte ^= 1);
+    fs::write(&segment, damaged).expect("write");
+    verify(&store, &second.id, |_, _| {}).expect_err("damaged");
+    fs::write(&segment, whole).expect("write");
+    store.delete(&second.id).expect("delete");
+    let left = files(&store.root().join("segments"));
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn content(page: u64) -> Vec<u8> {
 
 fn write(root: &Path) -> Result<Record, ImageError> {
     let store = FileStore::open_or_create(root)?;
-    let writer = store.begin(ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1 })?;
+    let writer = store.begin(ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1 }, None)?;
     writer.put_holes(PageRange::new(0, 10));
     writer.put_holes(PageRange::new(13, 599));
     let mut sink = writer.sink()?;
@@ -62,6 +62,8 @@ fn write(root: &Path) -> Result<Record, ImageError> {
         disks: vec![],
         machine: serde_json::json!({"hypervisor": "none"}),
         segments: vec![],
+        inherited_segments: vec![],
+        parent: None,
         summary: Summary::default(),
     };
     writer.commit(record, vec![])

@@ -20,6 +20,6 @@ pub use inject::{Injection, inject_syscall};
 pub use mapping::{SharedMapping, data_ranges, free_bytes};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
-pub use remote::{UffdOrigin, userfaultfd_of};
+pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfaultfd_of};
 pub use sched::{ThreadActivity, ThreadId};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};

@@ -29,9 +29,41 @@ pub fn userfaultfd_of(
     process: &ProcessHandle,
     origin: UffdOrigin,
 ) -> Result<Userfaultfd, KernelError> {
-    if let Some(left) = leftover(process)? {
-        return Ok(left);
+    match leftovers(process)?.into_iter().next() {
+        Some((_, left)) => Ok(left),
+        None => make(process, origin),
     }
+}
+
+/// The userfaultfd of `process` that has this [`Userfaultfd::identity`].
+///
+/// # Errors
+/// Where the process cannot be traced.
+pub fn known_userfaultfd_of(
+    process: &ProcessHandle,
+    identity: u64,
+) -> Result<Option<Userfaultfd>, KernelError> {
+    let known = |uffd: &Userfaultfd| uffd.identity().is_ok_and(|it| it == identity);
+    Ok(leftovers(process)?.into_iter().map(|(_, uffd)| uffd).find(known))
+}
+
+/// A new userfaultfd of `process`; what earlier commands left there is closed,
+/// and with it ends what they tracked.
+///
+/// # Errors
+/// As [`userfaultfd_of`].
+pub fn new_userfaultfd_of(
+    process: &ProcessHandle,
+    origin: UffdOrigin,
+) -> Result<Userfaultfd, KernelError> {
+    for (number, left) in leftovers(process)? {
+        drop(left);
+        inject_syscall(process.pid(), libc::SYS_close as u64, [number as u64, 0, 0])?;
+    }
+    make(process, origin)
+}
+
+fn make(process: &ProcessHandle, origin: UffdOrigin) -> Result<Userfaultfd, KernelError> {
     let pid = process.pid();
     let (name, number, arguments) = match origin {
         UffdOrigin::Syscall => ("userfaultfd", libc::SYS_userfaultfd, [NEW_FLAGS, 0, 0]),
@@ -47,27 +79,29 @@ pub fn userfaultfd_of(
     Userfaultfd::handshake(process.fetch_fd(result as i32)?, pid)
 }
 
-/// Finds a userfaultfd that Dewar made in the process before. One whose maker
-/// died before the handshake (no features yet) is as good as new.
-fn leftover(process: &ProcessHandle) -> Result<Option<Userfaultfd>, KernelError> {
+/// The userfaultfds that Dewar made in the process before, with their numbers
+/// there. One whose maker died before the handshake (no features yet) is as
+/// good as new.
+fn leftovers(process: &ProcessHandle) -> Result<Vec<(i32, Userfaultfd)>, KernelError> {
     let pid = process.pid();
+    let mut found = Vec::new();
     for fd in list_fds(pid)? {
         if fd.target != Path::new("anon_inode:[userfaultfd]") {
             continue;
         }
         match features(pid, fd.number) {
             Some(FEATURES) => {
-                return Ok(Some(Userfaultfd::resume(process.fetch_fd(fd.number)?, pid)));
+                found.push((fd.number, Userfaultfd::resume(process.fetch_fd(fd.number)?, pid)));
             }
             Some(0) => {
                 if let Ok(made) = Userfaultfd::handshake(process.fetch_fd(fd.number)?, pid) {
-                    return Ok(Some(made));
+                    found.push((fd.number, made));
                 }
             }
             _ => {}
         }
     }
-    Ok(None)
+    Ok(found)
 }
 
 /// The kernel's own mark of a descriptor whose handshake is done

@@ -169,6 +169,17 @@ impl Userfaultfd {
         Self { fd, pid }
     }
 
+    /// A number that no other userfaultfd of this boot has: each has an inode
+    /// of its own (`anon_inode_create_getfd` in fs/userfaultfd.c).
+    ///
+    /// # Errors
+    /// Where the descriptor cannot be asked.
+    pub fn identity(&self) -> Result<u64, KernelError> {
+        rustix::fs::fstat(&self.fd)
+            .map(|stat| stat.st_ino)
+            .map_err(|cause| KernelError::new("fstat", self.describe(), cause))
+    }
+
     /// Registers addresses of the process.
     ///
     /// # Errors

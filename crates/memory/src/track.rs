@@ -13,12 +13,19 @@
 //!
 //! Writes through other mappings of the RAM file are not seen.
 //!
+//! Tracking goes on when the command that began it has ended: the descriptor
+//! stays open in the guest's process. [`WriteTracker::resume`] takes it up, if
+//! nobody else has had it since. Everybody who begins a count anew makes a new
+//! descriptor, unless the one there is known to be his; so whoever finds his
+//! own there knows that nobody took his sets.
+//!
 //! A set that was taken is a debt, a [`DirtyLease`]: commit it once its pages
 //! are safe; dropped, it goes back and the next `take` returns it again.
 
 use crate::ram::{AddressMap, Ram};
 use dewar_kernel::{
-    KernelError, Pagemap, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd, userfaultfd_of,
+    KernelError, Pagemap, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd,
+    known_userfaultfd_of, new_userfaultfd_of,
 };
 use dewar_units::{PageRange, PageSet};
 use std::sync::Mutex;
@@ -27,6 +34,9 @@ use std::sync::Mutex;
 /// table). Asking page by page costs a call each; asking for all of RAM makes
 /// KVM drop all its mappings.
 const WINDOW: u64 = 512;
+
+/// Pages protected by one call while arming: 64 MiB.
+const ARM_STEP: u64 = 16 << 10;
 
 /// Tracks the writes of one guest.
 #[derive(Debug)]
@@ -40,15 +50,62 @@ pub struct WriteTracker {
 impl WriteTracker {
     /// Prepares tracking of `ram`, mapped by `process`; see
     /// [`dewar_kernel::userfaultfd_of`] for `origin`. Nothing is tracked yet.
+    /// A descriptor whose [`WriteTracker::identity`] is `known` is used again,
+    /// which costs the guest less than a new one.
     ///
     /// # Errors
-    /// EPERM where the process may not make a userfaultfd.
+    /// EPERM where the process may not make a userfaultfd, EBUSY where another
+    /// program tracks it.
     pub fn attach(
         process: &ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,
+        known: Option<u64>,
     ) -> Result<Self, KernelError> {
-        let uffd = userfaultfd_of(process, origin)?;
+        let known = match known {
+            Some(identity) => known_userfaultfd_of(process, identity)?,
+            None => None,
+        };
+        let uffd = match known {
+            Some(uffd) => uffd,
+            None => new_userfaultfd_of(process, origin)?,
+        };
+        Self::register(process, ram, uffd)
+    }
+
+    /// Takes up the count of an earlier tracker with this
+    /// [`WriteTracker::identity`]; `None` where it was lost: the process is
+    /// another, or somebody ended or took over the tracking.
+    ///
+    /// # Errors
+    /// Where the guest is gone.
+    pub fn resume(
+        process: &ProcessHandle,
+        ram: &Ram,
+        identity: u64,
+    ) -> Result<Option<Self>, KernelError> {
+        const EPERM: i32 = 1;
+        const EBUSY: i32 = 16;
+        let Some(uffd) = known_userfaultfd_of(process, identity)? else { return Ok(None) };
+        let lost = |error: KernelError| match error.errno() {
+            Some(EPERM | EBUSY) => Ok(None),
+            _ => Err(error),
+        };
+        // Whether all of it is still tracked, before registering makes it so.
+        let pagemap = Pagemap::open(process.pid())?;
+        for range in AddressMap::of(ram).regions() {
+            if let Err(error) = pagemap.written(range, |_| {}) {
+                return lost(error);
+            }
+        }
+        Self::register(process, ram, uffd).map(Some).or_else(lost)
+    }
+
+    fn register(
+        process: &ProcessHandle,
+        ram: &Ram,
+        uffd: Userfaultfd,
+    ) -> Result<Self, KernelError> {
         let pagemap = Pagemap::open(process.pid())?;
         let map = AddressMap::of(ram);
         for range in map.regions() {
@@ -58,13 +115,25 @@ impl WriteTracker {
         Ok(Self { uffd, pagemap, map, given_back })
     }
 
+    /// By which [`WriteTracker::resume`] knows it again, on this boot.
+    ///
+    /// # Errors
+    /// Where the descriptor cannot be asked.
+    pub fn identity(&self) -> Result<u64, KernelError> {
+        self.uffd.identity()
+    }
+
     /// Begins a new count: from now on every write is recorded, and what was
     /// recorded before is forgotten.
     ///
     /// # Errors
     /// Where the guest is gone.
     pub fn arm(&self) -> Result<(), KernelError> {
-        self.map.regions().try_for_each(|range| self.uffd.protect(&range))
+        // In steps, between which the process may change its mappings.
+        let all = PageRange::new(0, self.map.pages());
+        all.pieces(ARM_STEP)
+            .flat_map(|piece| self.map.addresses(piece).collect::<Vec<_>>())
+            .try_for_each(|range| self.uffd.protect(&range))
     }
 
     /// The pages of `range` written since they were last taken; they stay so.

@@ -10,9 +10,9 @@
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
 
-use super::frames::{address, by_frame};
 use super::hot_pages;
 use crate::CheckpointError;
+use crate::frames::{address, by_frame};
 use crate::work::{Pieces, cores, run_idle};
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};

@@ -5,8 +5,9 @@ use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::server::ServerState;
+use crate::tracking::{self, Tracking};
 use crate::verbs::ps::server_alive;
-use dewar_checkpoint::{CheckpointOptions, checkpoint};
+use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
@@ -24,11 +25,23 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let store = FileStore::open_or_create(&folder)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let Held { folder: guest_folder, record, lock } = held;
-    let mut guest = QemuGuest::attach(guest_folder, record)
+    let mut guest = QemuGuest::attach(guest_folder.clone(), record)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let tracking = Tracking::load(&guest_folder, guest.record())?;
+    let base = if args.full {
+        None
+    } else {
+        tracking::base(&store, &args.name, &guest.ram(), tracking.as_ref())?
+    };
     let options = CheckpointOptions {
+        base: match &base {
+            None => Base::Nothing,
+            Some((image, None)) => Base::Compared(image),
+            Some((image, Some(tracker))) => Base::Tracked(image, *tracker),
+        },
+        known_tracker: tracking.as_ref().map(|tracking| tracking.tracker),
         max_pause: args.max_pause,
         buffer_bytes: args.buffer.map_or_else(|| default_buffer(&guest), |size| size.0),
         codec: match args.codec {
@@ -42,14 +55,21 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     };
     let guardian = Guardian::start(context, &args.name, store.root(), guest.qmp(), &lock)?;
     progress.stage("guarded");
+    if let Some(tracking) = tracking {
+        Tracking { since: None, ..tracking }.save(&guest_folder)?;
+    }
     let result = checkpoint(&mut guest, &store, options, &progress);
     drop(progress);
     let health = guest.health();
     if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
         guardian.dismiss();
     }
-    let saved = result.map_err(|error| explain(Failure::from(error), &health))?;
-    context.print(to_json(&saved, &store), &describe(&saved, args.max_pause));
+    let taken = result.map_err(|error| explain(Failure::from(error), &health))?;
+    let since = Some((store.id(), taken.record.id.clone()));
+    let process = guest.record().process;
+    // Without it the next checkpoint compares; it loses nothing.
+    let _ = Tracking { process, tracker: taken.tracker, since }.save(&guest_folder);
+    context.print(to_json(&taken.record, &store), &describe(&taken, args.max_pause));
     Ok(())
 }
 
@@ -118,7 +138,9 @@ pub fn to_json(record: &Record, store: &FileStore) -> Value {
             "hole": counts.hole,
             "compressed": counts.compressed,
             "raw": counts.raw,
+            "unchanged": counts.inherited,
         },
+        "parent": record.parent,
         "stored_bytes": record.summary.stored_bytes,
         "pause_ms": record.summary.pause_ms,
         "total_ms": record.summary.total_ms,
@@ -131,7 +153,8 @@ pub fn to_json(record: &Record, store: &FileStore) -> Value {
     })
 }
 
-fn describe(record: &Record, max_pause: Duration) -> String {
+fn describe(taken: &Taken, max_pause: Duration) -> String {
+    let record = &taken.record;
     let summary = &record.summary;
     let counts = record.memory.counts;
     let stored = counts.compressed + counts.raw;
@@ -154,6 +177,11 @@ fn describe(record: &Record, max_pause: Duration) -> String {
         counts.zero,
         counts.hole,
     );
+    if let Some(parent) = &record.parent {
+        let how =
+            if taken.by_tracking { "known by tracking since" } else { "found by comparing with" };
+        text.push_str(&format!("\n{} pages as in {parent}, {how} it", counts.inherited));
+    }
     if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
         let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
         text.push_str(&format!(

@@ -1,7 +1,10 @@
 //! What the guest tests share.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
-use dewar_testkit::Lab;
+use dewar_image::{FileStore, FrameCache, ImageId};
+use dewar_testkit::{Lab, TestGuest};
+use dewar_units::{PAGE_BYTES, PageNumber};
+use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -79,4 +82,44 @@ pub fn files(root: &std::path::Path) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// The guest's RAM as it is now; it must stand still.
+fn ram_now(lab: &Lab, name: &str) -> Vec<u8> {
+    let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
+    let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
+    let files = record["ram"].as_array().expect("RAM");
+    files
+        .iter()
+        .flat_map(|file| std::fs::read(file["path"].as_str().expect("path")).expect("RAM file"))
+        .collect()
+}
+
+/// Takes a checkpoint of which every page must be as RAM was in the pause;
+/// returns what the command told.
+pub fn assert_exact(lab: &Lab, guest: &mut TestGuest, load: &str) -> Value {
+    let held = HeldCheckpoint::at(lab, &guest.name, "captured");
+    let ram = ram_now(lab, &guest.name);
+    let (code, out, said) = held.go_on();
+    assert_eq!(code, 0, "{said}");
+    let told: Value = serde_json::from_str(&out).expect("JSON");
+    let store = FileStore::open(&lab.store()).expect("store");
+    let id = ImageId(told["checkpoint"].as_str().expect("id").to_owned());
+    let image = store.open_image(&id).expect("image");
+    let mut cache = FrameCache::new().expect("cache");
+    let entries = image.entries().expect("entries");
+    assert_eq!(entries.len() * PAGE_BYTES, ram.len());
+    let mut different: Vec<u64> = Vec::new();
+    for (number, (entry, page)) in entries.iter().zip(ram.chunks(PAGE_BYTES)).enumerate() {
+        let number = PageNumber(number as u64);
+        let saved = image.page(number, *entry, &mut cache).expect("page");
+        if saved.unwrap_or(&[0; PAGE_BYTES]) != page {
+            different.push(number.0);
+        }
+    }
+    assert!(different.is_empty(), "{different:?}: pages that differ under load '{load}'");
+    let epochs = told["epochs"].as_array().expect("epochs");
+    println!("{load}: {} pages equal, {} epochs", entries.len(), epochs.len());
+    guest.console.ask("count").expect("the guest goes on");
+    told
 }

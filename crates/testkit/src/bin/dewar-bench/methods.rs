@@ -61,7 +61,7 @@ pub fn run(method: Method, lab: &Lab, subject: &mut Subject) -> Result<Figures> 
 
 fn dewar(lab: &Lab, subject: &mut Subject, codec: &str, restore: bool) -> Result<Figures> {
     let mut figures = subject.time(|_| {
-        let told = lab.dewar(&["checkpoint", "bench", "--tag", "t", "--codec", codec]);
+        let told = lab.dewar(&["checkpoint", "bench", "--full", "--tag", "t", "--codec", codec]);
         ensure!(told.code == 0, "{}", told.stderr);
         let json = told.json();
         let pause = json["pause_ms"].as_f64().unwrap_or(0.0);

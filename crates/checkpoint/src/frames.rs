@@ -6,7 +6,7 @@ use dewar_image::{Entry, ImageError, PageAddress};
 use dewar_units::{PAGE_BYTES, PageNumber};
 
 /// Pages that lie in one frame, in the order of their numbers.
-pub(super) struct FrameGroup {
+pub(crate) struct FrameGroup {
     /// The frame; its `index` means nothing.
     pub at: PageAddress,
     /// Each page, and where in the frame it lies.
@@ -14,10 +14,10 @@ pub(super) struct FrameGroup {
 }
 
 /// Neighbouring pages of one frame.
-pub(super) struct Run<'g>(&'g [(PageNumber, u8)]);
+pub(crate) struct Run<'g>(&'g [(PageNumber, u8)]);
 
 /// Groups those of `pages` that are not zeros.
-pub(super) fn by_frame(
+pub(crate) fn by_frame(
     entries: &[Entry],
     pages: impl Iterator<Item = PageNumber>,
 ) -> Result<Vec<FrameGroup>, CheckpointError> {
@@ -37,7 +37,7 @@ pub(super) fn by_frame(
 }
 
 /// Where a page lies; `None` for zeros.
-pub(super) fn address(
+pub(crate) fn address(
     entries: &[Entry],
     page: PageNumber,
 ) -> Result<Option<PageAddress>, CheckpointError> {
@@ -50,22 +50,22 @@ pub(super) fn address(
 }
 
 impl FrameGroup {
-    pub(super) fn runs(&self) -> impl Iterator<Item = Run<'_>> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.pages.chunk_by(|a, b| a.0.0 + 1 == b.0.0).map(Run)
     }
 }
 
 impl Run<'_> {
-    pub(super) fn first(&self) -> PageNumber {
+    pub(crate) fn first(&self) -> PageNumber {
         self.0[0].0
     }
 
-    pub(super) fn pages(&self) -> impl Iterator<Item = PageNumber> {
+    pub(crate) fn pages(&self) -> impl Iterator<Item = PageNumber> {
         self.0.iter().map(|(page, _)| *page)
     }
 
     /// The run's bytes, out of its frame.
-    pub(super) fn gather(&self, frame: &[u8]) -> Result<Vec<u8>, CheckpointError> {
+    pub(crate) fn gather(&self, frame: &[u8]) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = Vec::with_capacity(self.0.len() * PAGE_BYTES);
         for (page, index) in self.0 {
             let start = usize::from(*index) * PAGE_BYTES;

@@ -1,0 +1,138 @@
+//! Checkpoints on top of earlier ones: as exact as full ones, at the price of
+//! what changed, whatever happened to the tracking or to the images before.
+
+mod common;
+
+use common::{HeldCheckpoint, assert_exact};
+use dewar_testkit::{GuestSpec, Lab, TestGuest};
+use serde_json::Value;
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("a number: {value}"))
+}
+
+fn id(told: &Value) -> String {
+    told["checkpoint"].as_str().expect("id").to_owned()
+}
+
+/// A guest with 64 MiB that it leaves alone.
+fn guest(lab: &Lab, name: &str) -> TestGuest {
+    let spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };
+    let mut guest = lab.run(name, &spec).expect("guest");
+    guest.console.ask("fill 64 noise").expect("fill");
+    guest
+}
+
+#[test]
+fn each_costs_what_changed_and_is_exact() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    let first = assert_exact(&lab, &mut guest, "first");
+    assert_eq!(first["parent"], Value::Null);
+    let idle = assert_exact(&lab, &mut guest, "idle");
+    assert_eq!(idle["parent"], first["checkpoint"]);
+    assert!(number(&idle["stored_bytes"]) < number(&first["stored_bytes"]) / 20, "{idle}");
+    assert!(number(&idle["pages"]["unchanged"]) > 16_000, "{idle}");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    for round in 0..4 {
+        let told = assert_exact(&lab, &mut guest, &format!("violent {round}"));
+        // The 64 MiB are never stored again.
+        assert!(number(&told["pages"]["unchanged"]) > 16_000, "{told}");
+    }
+    let full = lab.dewar(&["checkpoint", "g", "--full"]).done().json();
+    assert_eq!(full["pages"]["unchanged"], 0);
+    assert_eq!(full["parent"], Value::Null);
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn images_outlive_those_they_were_taken_on() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    guest.console.ask("check 6000 2 disk").expect("check");
+    let mut images: Vec<String> = Vec::new();
+    // As random as a fixed seed makes it.
+    let mut seed = 12_345_u32;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 16) as usize % below
+    };
+    for round in 0..14 {
+        images.push(id(&lab.dewar(&["checkpoint", "g"]).done().json()));
+        guest.console.ask("verify").expect("the guest runs on, consistent");
+        if round % 3 == 2 {
+            let gone = images.remove(random(images.len()));
+            lab.dewar(&["delete", &gone]).done();
+            for image in &images {
+                lab.dewar(&["verify", image]).done();
+            }
+        }
+    }
+    while let Some(image) = (!images.is_empty()).then(|| images.remove(random(images.len()))) {
+        lab.crash("g");
+        lab.restore(&mut guest, &[&image, "--eager"]).expect("restore");
+        guest.console.ask("verify").expect("consistent after restore");
+        lab.dewar(&["rm", "g", "--force"]).done();
+        lab.dewar(&["delete", &image]).done();
+    }
+    // Nothing is left of them.
+    let left = common::files(&lab.store().join("segments"));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn lost_tracking_is_noticed() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    assert_exact(&lab, &mut guest, "first");
+    // A command that took sets and died.
+    HeldCheckpoint::at(&lab, "g", "epoch").kill();
+    dewar_testkit::wait_until("the guardian", std::time::Duration::from_secs(20), || {
+        lab.ps("g").expect("listed")["state"] == "running"
+    });
+    let told = assert_exact(&lab, &mut guest, "after a killed command");
+    assert!(number(&told["pages"]["unchanged"]) > 16_000, "compared: {told}");
+
+    // Another root, which knows nothing of this one.
+    let other = common::lab();
+    assert_exact(&lab, &mut guest, "tracked");
+    let before = lab.dewar(&["checkpoint", "g"]).done().json();
+    // It adopts the guest by the same socket, and takes every set since.
+    let socket = lab.root().join("guests/g/qmp.sock");
+    let adopted = other.dewar(&["adopt", "g", "--qmp", &socket.display().to_string()]);
+    adopted.done();
+    other.dewar(&["checkpoint", "g"]).done();
+    let told = assert_exact(&lab, &mut guest, "after another root");
+    assert_eq!(told["parent"], before["checkpoint"]);
+    guest.console.ask("verify").expect("consistent");
+
+    // Another process, restored: compared with the image that it came from.
+    lab.crash("g");
+    lab.restore(&mut guest, &[&id(&told)]).expect("restore");
+    dewar_testkit::wait_until("all memory", std::time::Duration::from_secs(30), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
+    });
+    let told = assert_exact(&lab, &mut guest, "restored");
+    assert!(number(&told["pages"]["unchanged"]) > 16_000, "{told}");
+}
+
+#[test]
+fn killed_on_top_of_another() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    guest.console.ask("check 6000 1 disk").expect("check");
+    let first = id(&lab.dewar(&["checkpoint", "g"]).done().json());
+    for step in ["armed", "bulk-done", "epoch", "stopped", "captured", "written-behind", "synced"] {
+        let held = HeldCheckpoint::at(&lab, "g", step);
+        // Its parent cannot go meanwhile.
+        lab.dewar(&["delete", &first]).failed(1, &["is being"]);
+        let guardian = held.guardian().expect("a guardian");
+        held.kill();
+        dewar_testkit::wait_while_alive(guardian);
+        lab.dewar(&["verify", &first]).done();
+        let told = assert_exact(&lab, &mut guest, step);
+        lab.dewar(&["delete", &id(&told)]).done();
+        lab.dewar(&["verify", &first]).done();
+    }
+}
