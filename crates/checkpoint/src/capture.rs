@@ -179,6 +179,7 @@ fn capture<'s>(
     let summary = Summary {
         stored_bytes: writer.stored_bytes()
             + disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
+        inherited_bytes: 0,
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
         epochs: captures.epochs.clone(),

@@ -53,6 +53,10 @@ pub enum Verb {
     Verify(ReferenceArgs),
     /// Remove a checkpoint.
     Delete(ReferenceArgs),
+    /// Free what no checkpoint needs.
+    Gc(GcArgs),
+    /// Tell which pages differ between two checkpoints.
+    Diff(DiffArgs),
     /// Tell what this host can do and what is missing.
     #[command(after_help = "Example:\n  dewar doctor")]
     Doctor,
@@ -160,6 +164,30 @@ pub enum CodecChoice {
     Lz4,
     /// Not at all.
     Raw,
+}
+
+/// Safe beside running checkpoints and restores, and if it is killed. A segment of which no
+/// checkpoint needs more than half is written anew without the rest.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar gc --dry-run")]
+pub struct GcArgs {
+    /// Only say what would be freed.
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// Pages that both share in the store are the same and are not read.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar diff before-upgrade web")]
+pub struct DiffArgs {
+    /// A checkpoint.
+    pub a: String,
+    /// Another.
+    pub b: String,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 #[derive(Debug, Args)]

@@ -43,6 +43,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Restore(args) => verbs::restore::run(&context, args),
         Verb::Verify(args) => verbs::verify::run(&context, args),
         Verb::Delete(args) => verbs::delete::run(&context, args),
+        Verb::Gc(args) => verbs::gc::run(&context, args),
+        Verb::Diff(args) => verbs::diff::run(&context, args),
         Verb::Doctor => verbs::doctor::run(&context),
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),

@@ -3,7 +3,9 @@
 pub mod adopt;
 pub mod checkpoint;
 pub mod delete;
+pub mod diff;
 pub mod doctor;
+pub mod gc;
 pub mod inspect;
 pub mod ls;
 pub mod manual;

@@ -33,6 +33,12 @@ fn each_costs_what_changed_and_is_exact() {
     assert_eq!(idle["parent"], first["checkpoint"]);
     assert!(number(&idle["stored_bytes"]) < number(&first["stored_bytes"]) / 20, "{idle}");
     assert!(number(&idle["pages"]["unchanged"]) > 16_000, "{idle}");
+    let listed = lab.dewar(&["ls"]).json()["checkpoints"][1].clone();
+    assert_eq!(listed["shared_bytes"], idle["shared_bytes"]);
+    assert!(number(&idle["shared_bytes"]) > 64 << 20, "{idle}");
+    let told = lab.dewar(&["diff", &id(&first), &id(&idle)]).done().json();
+    assert!((1..3000).contains(&number(&told["changed"])), "{told}");
+    assert_eq!(told["regions"][0]["changed"], told["changed"]);
     guest.console.ask("check 12000 2 disk").expect("check");
     for round in 0..4 {
         let told = assert_exact(&lab, &mut guest, &format!("violent {round}"));
@@ -63,6 +69,11 @@ fn images_outlive_those_they_were_taken_on() {
         if round % 3 == 2 {
             let gone = images.remove(random(images.len()));
             lab.dewar(&["delete", &gone]).done();
+            let told = lab.dewar(&["gc", "--dry-run"]).done().json();
+            let freed = lab.dewar(&["gc"]).done().json();
+            assert_eq!(freed["segments_compacted"], told["segments_compacted"]);
+            let again = lab.dewar(&["gc", "--dry-run"]).done().json();
+            assert_eq!(again["bytes_freed"], 0);
             for image in &images {
                 lab.dewar(&["verify", image]).done();
             }

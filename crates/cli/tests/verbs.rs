@@ -27,6 +27,8 @@ fn every_verb_has_help_with_an_example() {
         "restore",
         "verify",
         "delete",
+        "gc",
+        "diff",
         "doctor",
         "completions",
         "man",

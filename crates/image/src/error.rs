@@ -53,6 +53,14 @@ pub enum ImageError {
         /// Its id.
         id: String,
     },
+    /// Two images that are not of one guest.
+    #[error("checkpoints {a} and {b} have different amounts of RAM")]
+    DifferentSizes {
+        /// The first.
+        a: String,
+        /// The second.
+        b: String,
+    },
     /// A page was never put: the image would not be whole.
     #[error("page {page} was never captured; the checkpoint is given up")]
     Incomplete {

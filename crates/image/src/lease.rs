@@ -10,6 +10,7 @@
 
 use crate::{ImageError, ImageId, files};
 use rustix::fs::{FlockOperation, flock};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -80,6 +81,21 @@ pub(crate) fn sweep(
         files::remove(&path)?;
     }
     Ok(())
+}
+
+/// The files that leases name, by their path in the store.
+pub(crate) fn named(folder: &Path) -> Result<HashSet<String>, ImageError> {
+    let mut names = HashSet::new();
+    let entries = fs::read_dir(folder).map_err(ImageError::io("list", folder))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        match fs::read_to_string(&path) {
+            Ok(text) => names.extend(text.lines().map(str::to_owned)),
+            // Its image is there now, or given up.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(ImageError::io("read", &path)(error)),
+        }
+    }
+    Ok(names)
 }
 
 /// Whether `path` still means the file that we opened and locked.

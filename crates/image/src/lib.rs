@@ -9,9 +9,11 @@
 //!   pages through a [`PageSink`] of its own; [`ImageWriter::commit`] makes the
 //!   image exist, and dropping the writer leaves nothing behind.
 //! - Reading: [`FileStore::open_image`] gives an [`ImageReader`].
-//! - [`verify`] reads everything.
+//! - [`verify`] reads everything; [`collect`] frees what no image needs;
+//!   [`diff`] tells which pages differ.
 #![forbid(unsafe_code)]
 
+mod diff;
 mod direct;
 mod entry;
 mod error;
@@ -20,6 +22,7 @@ mod flush;
 mod frame;
 #[cfg(test)]
 mod fuzz;
+mod gc;
 mod lease;
 mod reader;
 mod record;
@@ -30,10 +33,12 @@ mod table;
 mod verify;
 mod writer;
 
+pub use diff::diff;
 pub use entry::{Entry, PageAddress};
 pub use error::ImageError;
 pub use files::FileDigest;
 pub use frame::{FRAME_PAGES, FrameHeader};
+pub use gc::{Collected, collect};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
     Blob, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord,

@@ -144,6 +144,10 @@ impl Record {
 pub struct Summary {
     /// Bytes that its segments and disks take in the store.
     pub stored_bytes: u64,
+    /// Bytes of the segments that it shares with images before it, when it was
+    /// taken.
+    #[serde(default)]
+    pub inherited_bytes: u64,
     /// How long the guest stood still, in milliseconds, as Dewar saw it.
     pub pause_ms: f64,
     /// From the command to the complete image, in milliseconds.

@@ -67,6 +67,12 @@ impl SegmentBuilder {
         frame
     }
 
+    /// Appends a frame as it is stored; without bytes it is a dropped one.
+    pub(crate) fn append_stored(&mut self, frame: &[u8]) {
+        self.offsets.push(self.bytes.len() as u32);
+        self.bytes.extend_from_slice(frame);
+    }
+
     /// The segment's number and all its bytes, directory included.
     pub(crate) fn finish(mut self) -> (u64, Vec<u8>) {
         let directory_at = self.bytes.len() as u32;
@@ -166,6 +172,14 @@ impl SegmentFile {
 
     pub(crate) fn frames(&self) -> u16 {
         self.offsets.len() as u16
+    }
+
+    /// Bytes that a frame takes, header and payload; none where it was dropped.
+    pub(crate) fn frame_bytes(&self, frame: u16) -> u64 {
+        let index = usize::from(frame);
+        let Some(start) = self.offsets.get(index) else { return 0 };
+        let end = self.offsets.get(index + 1).unwrap_or(&self.directory_at);
+        u64::from(end.saturating_sub(*start))
     }
 
     /// Reads the bytes of a frame into `buffer` and checks them.

@@ -250,7 +250,7 @@ impl FileStore {
         lease.abandon(&self.root)
     }
 
-    fn lock_deletions(&self) -> Result<File, ImageError> {
+    pub(crate) fn lock_deletions(&self) -> Result<File, ImageError> {
         let path = self.root.join("store.json");
         File::open(&path)
             .and_then(|file| Ok(flock(&file, FlockOperation::LockExclusive).map(|()| file)?))

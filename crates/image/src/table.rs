@@ -32,7 +32,12 @@ impl Table {
         self.levels.last().map_or(&[], Vec::as_slice)
     }
 
-    /// The same, without the nodes.
+    /// The entries of nodes and pages, level by level.
+    pub(crate) fn levels(&self) -> impl Iterator<Item = &[Entry]> {
+        self.levels.iter().map(Vec::as_slice)
+    }
+
+    /// One entry a page, without the nodes.
     pub(crate) fn into_entries(mut self) -> Vec<Entry> {
         self.levels.pop().unwrap_or_default()
     }

@@ -57,8 +57,10 @@ pub fn verify(
                     let entry = Entry::packed(*last);
                     image.page(PageNumber(*page), entry, &mut cache)?;
                 }
-                None if is_own => image.frame_only(at, &mut cache)?,
-                // Of what other images have there, this one needs nothing.
+                None if is_own && image.segment(*number)?.frame_bytes(frame) > 0 => {
+                    image.frame_only(at, &mut cache)?;
+                }
+                // Dropped, or another image's: this one needs nothing of it.
                 None => continue,
             }
             verified.frames += 1;

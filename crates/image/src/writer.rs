@@ -220,6 +220,11 @@ impl<'s> ImageWriter<'s> {
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();
+        let size = |number: &u64| {
+            std::fs::metadata(self.store.root().join(segment_name(*number)))
+                .map_or(0, |it| it.len())
+        };
+        record.summary.inherited_bytes = record.inherited_segments.iter().map(size).sum();
         record.parent = self.parent.as_ref().map(|(parent, _)| parent.record().id.clone());
         let path = self.store.record_path(&self.id);
         let bytes = record

@@ -3,8 +3,8 @@
 
 use dewar_codec::Codec;
 use dewar_image::{
-    Blob, Entry, FileDigest, FileStore, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
-    MemoryRecord, PageCounts, Record, RegionRecord, Summary, verify,
+    Blob, Collected, Entry, FileDigest, FileStore, FrameCache, ImageError, ImageId, ImageOptions,
+    ImageWriter, MemoryRecord, PageCounts, Record, RegionRecord, Summary, collect, diff, verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
@@ -311,6 +311,96 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
     store.delete(&second.id).expect("delete");
     let left = files(&store.root().join("segments"));
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Bytes of all segments.
+fn segment_bytes(store: &FileStore) -> u64 {
+    let segments = files(&store.root().join("segments"));
+    segments.iter().map(|path| fs::metadata(path).expect("stat").len()).sum()
+}
+
+#[test]
+fn collecting_frees_what_no_image_needs() {
+    let (_folder, store) = new_store();
+    let first = write_image(&store);
+    // Most pages anew; some stay in the first image's segments.
+    let changed: Vec<u64> = (300..PAGES).collect();
+    let second = write_on(&store, &first.id, &changed);
+    let whole = collect(&store, false, |_, _| {}).expect("collect");
+    assert_eq!(whole, Collected::default(), "both images need it all");
+    store.delete(&first.id).expect("delete");
+    let before = segment_bytes(&store);
+
+    // What a collection that was killed leaves, and a segment of nobody.
+    let stray = store.root().join("segments/00000000000fffff.seg");
+    fs::copy(files(&store.root().join("segments")).remove(0), &stray).expect("copy");
+    let part = store.root().join("segments/0000000000000001.seg.part");
+    fs::write(&part, "half").expect("write");
+    let told = collect(&store, true, |_, _| {}).expect("dry run");
+    assert_eq!((told.segments_removed, told.segments_compacted > 0), (1, true));
+    assert!(stray.exists() && part.exists(), "a dry run removes nothing");
+
+    // A writer beside it, and a reader that has the old segments open.
+    let reader = store.open_image(&second.id).expect("open");
+    let entries = reader.entries().expect("entries");
+    let mut cache = FrameCache::new().expect("cache");
+    reader.page(PageNumber(150), entries[150], &mut cache).expect("page");
+    let base = store.open_image(&second.id).expect("open");
+    let count = || files(&store.root().join("segments")).len();
+    let count_before = count();
+    let writer = store.begin(options(), Some(&base)).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    for page in 400..500 {
+        sink.put(PageNumber(page), &content(page, 9)).expect("put");
+    }
+    sink.finish().expect("finish");
+    while count() == count_before {
+        std::thread::yield_now();
+    }
+    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    assert_eq!(freed.segments_removed, 1);
+    assert!(freed.segments_compacted > 0 && freed.bytes_freed > before / 10, "{freed:?}");
+    assert!(!stray.exists() && !part.exists());
+    assert!(segment_bytes(&store) < before);
+    let third = commit(writer, None);
+    drop(base);
+    let expected = |page: u64, image: &Record| match page {
+        0..100 => vec![0; PAGE_BYTES],
+        100..300 => content(page, 0),
+        400..500 if image.id == third.id => content(page, 9),
+        _ => content(page, 7),
+    };
+    for image in [&second, &third] {
+        verify(&store, &image.id, |_, _| {}).expect("verify");
+        let reader = store.open_image(&image.id).expect("open");
+        for (page, entry) in reader.entries().expect("entries").into_iter().enumerate() {
+            let number = PageNumber(page as u64);
+            let found = reader.page(number, entry, &mut cache).expect("page");
+            assert_eq!(found.unwrap_or(&[0; PAGE_BYTES]), expected(page as u64, image));
+        }
+    }
+    // The reader from before goes on.
+    reader
+        .page(PageNumber(200), entries[200], &mut FrameCache::new().expect("cache"))
+        .expect("page");
+    let again = collect(&store, false, |_, _| {}).expect("collect");
+    assert_eq!(again, Collected::default());
+    let (a, b) = (reader, store.open_image(&third.id).expect("open"));
+    let differing = diff(&a, &b).expect("diff");
+    assert_eq!(differing.ranges().collect::<Vec<_>>(), [PageRange::new(400, 500)]);
+}
+
+#[test]
+fn collecting_removes_nothing_where_a_record_cannot_be_read() {
+    let (_folder, store) = new_store();
+    let (first, second) = (write_image(&store), write_image(&store));
+    let path = store.root().join(format!("images/{}.json", second.id));
+    let record = fs::read(&path).expect("read");
+    fs::write(&path, &record[..record.len() / 2]).expect("write");
+    let before = files(store.root());
+    collect(&store, false, |_, _| {}).expect_err("a damaged record");
+    store.delete(&first.id).expect_err("a damaged record");
+    assert_eq!(files(store.root()), before);
 }
 
 #[test]

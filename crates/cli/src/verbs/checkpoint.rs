@@ -142,6 +142,7 @@ pub fn to_json(record: &Record, store: &FileStore) -> Value {
         },
         "parent": record.parent,
         "stored_bytes": record.summary.stored_bytes,
+        "shared_bytes": record.summary.inherited_bytes,
         "pause_ms": record.summary.pause_ms,
         "total_ms": record.summary.total_ms,
         "epochs": record.summary.epochs,

@@ -26,6 +26,7 @@ pub fn run(context: &Context, args: LsArgs) -> Result<(), Failure> {
                 ago(record.created_ms),
                 ByteSize(record.memory.pages * PAGE_BYTES as u64).to_string(),
                 ByteSize(record.summary.stored_bytes).to_string(),
+                ByteSize(record.summary.inherited_bytes).to_string(),
                 milliseconds(record.summary.pause_ms),
             ]
         })
@@ -33,7 +34,10 @@ pub fn run(context: &Context, args: LsArgs) -> Result<(), Failure> {
     let mut text = if rows.is_empty() {
         "no checkpoints".to_owned()
     } else {
-        table(&["checkpoint", "guest", "tag", "taken", ">memory", ">stored", ">paused"], rows)
+        table(
+            &["checkpoint", "guest", "tag", "taken", ">memory", ">own", ">shared", ">paused"],
+            rows,
+        )
     };
     for problem in &problems {
         text.push_str(&format!("\nproblem: {problem}"));

@@ -1,0 +1,30 @@
+use crate::args::GcArgs;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use dewar_checkpoint::Observer;
+use dewar_units::ByteSize;
+use serde_json::json;
+
+pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
+    let store = context.store(args.store.store.as_deref())?;
+    let progress = Progress::new("looking what checkpoints need");
+    let collected =
+        dewar_image::collect(&store, args.dry_run, |done, of| progress.progress(done, of))?;
+    drop(progress);
+    let would = if args.dry_run { "would be " } else { "" };
+    context.print(
+        json!({
+            "dry_run": args.dry_run, "segments_removed": collected.segments_removed,
+            "segments_compacted": collected.segments_compacted,
+            "bytes_freed": collected.bytes_freed,
+        }),
+        &format!(
+            "{} {would}freed: {} segments {would}removed, {} {would}compacted",
+            ByteSize(collected.bytes_freed),
+            collected.segments_removed,
+            collected.segments_compacted
+        ),
+    );
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! Freeing what no image needs.
+//!
+//! Deleting an image removes the segments that no other record names. What is
+//! left for the collector: segments that nobody names (a record removed by
+//! hand, say), and those of which other images need only some frames. The
+//! second are written anew under their own number with the same frame numbers,
+//! the other frames *dropped*: they have no length. So no page table changes.
+//!
+//! **Beside writers.** Leases are read before records: a segment that is being
+//! written is named by a lease until its image's record is there. An image that
+//! is being written on top of another needs only frames that the other, which
+//! it keeps from being deleted, needs too.
+//!
+//! **Beside readers.** A segment is replaced in one step (rename); who has the
+//! old file open goes on reading it.
+//!
+//! **Killed.** Until the rename the old segment is in place; what was written
+//! beside it is removed by the next collection.
+
+use crate::direct::DirectWriter;
+use crate::segment::SegmentBuilder;
+use crate::store::{open_segment, segment_name};
+use crate::{Entry, FileStore, ImageError, files, lease};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SUFFIX: &str = ".seg";
+const PART_SUFFIX: &str = ".seg.part";
+
+/// What a collection freed, or would free.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Segments that no image needs any more.
+    pub segments_removed: u64,
+    /// Segments of which less than half was needed.
+    pub segments_compacted: u64,
+    /// Bytes that both gave back.
+    pub bytes_freed: u64,
+}
+
+/// Frees what no image needs; with `dry_run` only says what it would.
+/// `progress` is told of each step as (done, of).
+///
+/// # Errors
+/// Where an image's record or page table cannot be read: then it is not known
+/// what it needs, and nothing is removed.
+pub fn collect(
+    store: &FileStore,
+    dry_run: bool,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Collected, ImageError> {
+    let _one_at_a_time = store.lock_deletions()?;
+    let folder = store.root().join("segments");
+    if !dry_run {
+        store.sweep()?;
+        remove_parts(&folder)?;
+    }
+    let existing = segments_in(&folder)?;
+    let leased = lease::named(&store.root().join("writers"))?;
+    let needed = Needed::of(store, &mut progress)?;
+    let mut collected = Collected::default();
+    for (number, bytes) in existing {
+        if leased.contains(&segment_name(number)) {
+            continue;
+        }
+        if !needed.named.contains(&number) {
+            collected.segments_removed += 1;
+            collected.bytes_freed += bytes;
+            if !dry_run {
+                files::remove(&folder.join(format!("{number:016x}{SUFFIX}")))?;
+            }
+            continue;
+        }
+        let kept = needed.frames.get(&number);
+        if let Some(freed) = compact(store, number, bytes, kept, dry_run)? {
+            collected.segments_compacted += 1;
+            collected.bytes_freed += freed;
+        }
+    }
+    if !dry_run {
+        files::sync_folder(&folder)?;
+    }
+    Ok(collected)
+}
+
+/// What all images need.
+#[derive(Default)]
+struct Needed {
+    /// Segments that a record names.
+    named: BTreeSet<u64>,
+    /// Frames that a page, a node or a blob lies in.
+    frames: HashMap<u64, HashSet<u16>>,
+}
+
+impl Needed {
+    fn of(store: &FileStore, progress: &mut impl FnMut(u64, u64)) -> Result<Self, ImageError> {
+        let mut needed = Self::default();
+        let ids = store.ids()?;
+        for (done, id) in ids.iter().enumerate() {
+            progress(done as u64, ids.len() as u64);
+            let image = store.open_image(id)?;
+            let record = image.record();
+            needed.named.extend(record.segments.iter().chain(&record.inherited_segments));
+            image.table()?.levels().for_each(|level| needed.add(level));
+            needed.add(&record.device_state.entries);
+            needed.add(&record.hot_pages.entries);
+        }
+        Ok(needed)
+    }
+
+    fn add(&mut self, entries: &[Entry]) {
+        let mut last = None;
+        for at in entries.iter().filter_map(|entry| entry.address().ok().flatten()) {
+            let place = (at.segment, at.frame);
+            if last != Some(place) {
+                self.frames.entry(at.segment).or_default().insert(at.frame);
+                last = Some(place);
+            }
+        }
+    }
+}
+
+/// Drops the frames of a segment that are not `kept`, where they are more than
+/// half of it. Returns the bytes that this frees.
+fn compact(
+    store: &FileStore,
+    number: u64,
+    bytes: u64,
+    kept: Option<&HashSet<u16>>,
+    dry_run: bool,
+) -> Result<Option<u64>, ImageError> {
+    let segment = open_segment(store.root(), store.raw_id(), number)?;
+    let is_kept = |frame: u16| kept.is_some_and(|kept| kept.contains(&frame));
+    let kept_bytes: u64 =
+        (0..segment.frames()).filter(|it| is_kept(*it)).map(|it| segment.frame_bytes(it)).sum();
+    let all_bytes: u64 = (0..segment.frames()).map(|it| segment.frame_bytes(it)).sum();
+    if all_bytes == 0 || kept_bytes * 2 > all_bytes {
+        return Ok(None);
+    }
+    if dry_run {
+        return Ok(Some(all_bytes - kept_bytes));
+    }
+    let mut builder = SegmentBuilder::new(store.raw_id(), number, Vec::new());
+    let mut buffer = Vec::new();
+    for frame in 0..segment.frames() {
+        if is_kept(frame) {
+            // Checked: a damaged frame is not carried on as a good one.
+            segment.read_frame(frame, &mut buffer)?;
+            builder.append_stored(&buffer);
+        } else {
+            builder.append_stored(&[]);
+        }
+    }
+    let (_, content) = builder.finish();
+    let path = store.root().join(segment_name(number));
+    let part = part_path(&path);
+    DirectWriter::default().write(&part, &content)?;
+    fs::rename(&part, &path).map_err(ImageError::io("replace", &path))?;
+    Ok(Some(bytes.saturating_sub(content.len() as u64)))
+}
+
+fn part_path(segment: &Path) -> PathBuf {
+    segment.with_extension("seg.part")
+}
+
+/// The segments in the folder, with their sizes.
+fn segments_in(folder: &Path) -> Result<BTreeMap<u64, u64>, ImageError> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).map_err(ImageError::io("list", folder))?.flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let number =
+            name.strip_suffix(SUFFIX).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        if let (Some(number), Ok(data)) = (number, entry.metadata()) {
+            found.insert(number, data.len());
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what a collection that died was writing.
+fn remove_parts(folder: &Path) -> Result<(), ImageError> {
+    let entries = fs::read_dir(folder).map_err(ImageError::io("list", folder))?;
+    entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.to_string_lossy().ends_with(PART_SUFFIX))
+        .try_for_each(|path| files::remove(&path))
+}
