@@ -64,7 +64,7 @@ impl Subject {
         mut console: Console,
     ) -> Result<Self> {
         console.wait_ready(Duration::from_secs(120))?;
-        let qmp = Qmp::connect(&folder.join("qmp"))?;
+        let qmp = connect_soon(&folder.join("qmp"))?;
         let pid = child.id() as i32;
         let guest = TestGuest { name: "bench".to_owned(), folder, console };
         Ok(Self { guest, pid, qmp: Some(qmp), line, heart: None, child: Some(child), rate: 0 })
@@ -181,7 +181,7 @@ impl Subject {
         self.pid = child.id() as i32;
         self.child = Some(child);
         self.guest.console = console;
-        self.qmp = Some(Qmp::connect(&self.guest.folder.join("qmp"))?);
+        self.qmp = Some(connect_soon(&self.guest.folder.join("qmp"))?);
         Ok(())
     }
 }
@@ -191,6 +191,19 @@ impl Drop for Subject {
         if let Some(child) = &mut self.child {
             let _ = child.kill();
             let _ = child.wait();
+        }
+    }
+}
+
+/// Connects to a QEMU that was just started.
+fn connect_soon(socket: &std::path::Path) -> Result<Qmp> {
+    let began = Instant::now();
+    loop {
+        match Qmp::connect(socket) {
+            Err(_) if began.elapsed() < Duration::from_secs(5) => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            other => return Ok(other?),
         }
     }
 }
