@@ -57,6 +57,8 @@ pub enum Verb {
     Gc(GcArgs),
     /// Tell which pages differ between two checkpoints.
     Diff(DiffArgs),
+    /// Draw a checkpoint as one page to look at in a browser.
+    Report(ReportArgs),
     /// Tell what this host can do and what is missing.
     #[command(after_help = "Example:\n  dewar doctor")]
     Doctor,
@@ -186,6 +188,21 @@ pub struct DiffArgs {
     pub a: String,
     /// Another.
     pub b: String,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// What was done when, with the pause marked; pages written in each epoch; pages by kind; sizes
+/// beside the guest's earlier checkpoints. The page needs nothing from elsewhere.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  dewar report before-upgrade -o report.html")]
+pub struct ReportArgs {
+    /// The checkpoint.
+    #[arg(value_name = "REF")]
+    pub reference: String,
+    /// The file to write.
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: PathBuf,
     #[command(flatten)]
     pub store: StoreArgs,
 }

@@ -10,6 +10,7 @@ mod failure;
 mod guardian;
 mod output;
 mod progress;
+mod report;
 mod server;
 mod tracking;
 mod verbs;
@@ -45,6 +46,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Delete(args) => verbs::delete::run(&context, args),
         Verb::Gc(args) => verbs::gc::run(&context, args),
         Verb::Diff(args) => verbs::diff::run(&context, args),
+        Verb::Report(args) => verbs::report::run(&context, args),
         Verb::Doctor => verbs::doctor::run(&context),
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),

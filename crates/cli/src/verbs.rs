@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod ls;
 pub mod manual;
 pub mod ps;
+pub mod report;
 pub mod restore;
 pub mod rm;
 pub mod run;

@@ -29,6 +29,7 @@ fn every_verb_has_help_with_an_example() {
         "delete",
         "gc",
         "diff",
+        "report",
         "doctor",
         "completions",
         "man",

@@ -1,0 +1,23 @@
+use crate::args::ReportArgs;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::report;
+use serde_json::json;
+
+pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
+    let store = context.store(args.store.store.as_deref())?;
+    let id = store.find(&args.reference)?;
+    let record = store.record(&id)?;
+    let (mut history, _) = store.records()?;
+    history.retain(|it| it.guest == record.guest && it.created_ms <= record.created_ms);
+    // The last ones are what people compare with.
+    let history = &history[history.len().saturating_sub(24)..];
+    std::fs::write(&args.output, report::page(&record, history)).map_err(|error| {
+        Failure::new(Code::Failed, format!("cannot write {}: {error}", args.output.display()))
+    })?;
+    context.print(
+        json!({"checkpoint": id, "file": args.output}),
+        &format!("{} tells of {id}; open it in a browser", args.output.display()),
+    );
+    Ok(())
+}
