@@ -96,7 +96,9 @@ fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<
         plan.methods.iter().map(|method| (*method, Vec::new())).collect();
     // One guest at a time: two would not fit the machine's cores.
     for dewars in [true, false] {
-        if !plan.methods.iter().any(|method| method.is_dewars() == dewars) {
+        let mut left: Vec<_> =
+            all.iter_mut().filter(|(method, _)| method.is_dewars() == dewars).collect();
+        if left.is_empty() {
             continue;
         }
         let lab = Lab::new(&plan.dewar)?;
@@ -105,10 +107,7 @@ fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<
         for _ in 0..repeats {
             // One that fails is not tried again: the next try would fail too,
             // and some take minutes to.
-            all.retain_mut(|(method, figures)| {
-                if method.is_dewars() != dewars {
-                    return true;
-                }
+            left.retain_mut(|(method, figures)| {
                 methods::run(*method, &lab, &mut subject)
                     .map(|one| figures.push(one))
                     .inspect_err(|why| println!("  SKIPPED {}: {why:#}", method.name()))

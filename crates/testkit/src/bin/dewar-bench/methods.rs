@@ -160,13 +160,21 @@ fn set(qmp: &mut Qmp, capabilities: &[&str], state: bool) -> Result<()> {
 }
 
 fn wait(qmp: &mut Qmp) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(180);
+    const WITHIN: Duration = Duration::from_secs(180);
+    let deadline = Instant::now() + WITHIN;
     loop {
         let told = qmp.execute("query-migrate", json!({}))?;
         match told["status"].as_str() {
             Some("completed") => return Ok(()),
             Some("failed" | "cancelled") => bail!("QEMU's migration failed: {told}"),
-            _ if Instant::now() > deadline => bail!("QEMU's migration does not end: {told}"),
+            _ if Instant::now() > deadline => {
+                // The next method begins with a QEMU that does nothing.
+                qmp.execute("migrate_cancel", json!({}))?;
+                while qmp.execute("query-migrate", json!({}))?["status"] != "cancelled" {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                bail!("QEMU's migration does not end within {WITHIN:?}");
+            }
             _ => std::thread::sleep(Duration::from_micros(500)),
         }
     }

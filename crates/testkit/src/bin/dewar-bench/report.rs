@@ -128,11 +128,13 @@ pub fn print_targets(rows: &[Row], run_cost: &[(f64, f64)]) {
             .filter_map(|name| of(row, name))
             .map(|it| it.median(|it| it.total_s))
             .fold(f64::INFINITY, f64::min);
-        let ratio = row.median(|it| it.total_s) / fastest;
-        println!(
-            "    total time {ratio:.2} of QEMU's fastest live way, at most 1: {}",
-            told(ratio <= 1.0)
-        );
+        if fastest.is_finite() {
+            let ratio = row.median(|it| it.total_s) / fastest;
+            println!(
+                "    total time {ratio:.2} of QEMU's fastest live way, at most 1: {}",
+                told(ratio <= 1.0)
+            );
+        }
         if let Some(peer) = of(row, "qemu exec:zstd -1 -T0") {
             let ratio = row.median(|it| it.stored_bytes) / peer.median(|it| it.stored_bytes);
             println!(
