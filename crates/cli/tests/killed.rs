@@ -119,7 +119,11 @@ fn dewar_killed_at_every_step() {
     }
     assert_eq!(scene.images(), 1);
     // A checkpoint that exists stays, though its command died.
-    HeldCheckpoint::at(&scene.lab, "steps", "committed").kill();
+    let held = HeldCheckpoint::at(&scene.lab, "steps", "committed");
+    let guardian = held.guardian().expect("a guardian");
+    held.kill();
+    // Until it has looked, it holds the guest's lock.
+    wait_while_alive(guardian);
     assert_eq!(scene.images(), 2);
     scene.assert_works();
 }
