@@ -133,6 +133,8 @@ fn capture<'s>(
     guest.prepare()?;
     observer.step(Step::Prepared);
     let (tracker, by_tracking) = track(guest, &ram, &options)?;
+    // Asked now: once the image exists nothing may fail any more.
+    let identity = tracker.identity()?;
     let (todo, debt) = if by_tracking {
         let lease = tracker.take(cores())?;
         (lease.pages().clone(), Some(lease))
@@ -208,7 +210,7 @@ fn capture<'s>(
     if let Some(debt) = captures.debt {
         debt.commit();
     }
-    Ok(Taken { record, tracker: tracker.identity()?, by_tracking })
+    Ok(Taken { record, tracker: identity, by_tracking })
 }
 
 /// The guest's tracker, and whether it has tracked since the base's pause.
