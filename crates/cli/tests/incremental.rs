@@ -147,3 +147,28 @@ fn killed_on_top_of_another() {
         lab.dewar(&["verify", &first]).done();
     }
 }
+
+#[test]
+fn another_root_leaves_a_guest_alone_whose_memory_is_arriving() {
+    let lab = common::lab();
+    let spec = GuestSpec { memory_mib: 1280, disks: Vec::new(), ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 1000 noise").expect("fill");
+    guest.console.ask("check 6000 1 none").expect("check");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["t"]).expect("restore");
+    let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
+    let record: Value = serde_json::from_slice(&record).expect("JSON");
+    let server = record["server"]["pid"].as_i64().expect("server") as i32;
+    dewar_testkit::kill(server, rustix::process::Signal::STOP);
+    let other = common::lab();
+    let socket = lab.root().join("guests/g/qmp.sock");
+    other.dewar(&["adopt", "g", "--qmp", &socket.display().to_string()]).done();
+    other.dewar(&["checkpoint", "g"]).failed(1, &["busy", "no checkpoint was made"]);
+    // QEMU still holds the descriptor: with the server gone, touches wait.
+    dewar_testkit::kill(server, rustix::process::Signal::KILL);
+    dewar_testkit::wait_while_alive(server);
+    lab.dewar(&["restore", "g"]).done();
+    guest.console.ask("verify").expect("every page is its own");
+}

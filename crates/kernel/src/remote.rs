@@ -48,19 +48,35 @@ pub fn known_userfaultfd_of(
 }
 
 /// A new userfaultfd of `process`; what earlier commands left there is closed,
-/// and with it ends what they tracked.
+/// and with it ends what they tracked. One that still serves missing pages is
+/// left alone: without the process's own copy, touches would find zeros in
+/// place of waiting, should the server die.
 ///
 /// # Errors
-/// As [`userfaultfd_of`].
+/// As [`userfaultfd_of`]; EBUSY where pages are still being served.
 pub fn new_userfaultfd_of(
     process: &ProcessHandle,
     origin: UffdOrigin,
 ) -> Result<Userfaultfd, KernelError> {
-    for (number, left) in leftovers(process)? {
+    let left = leftovers(process)?;
+    if !left.is_empty() && is_served(process.pid())? {
+        let cause = io::Error::from_raw_os_error(libc::EBUSY);
+        return Err(KernelError::new("userfaultfd", process.pid().to_string(), cause));
+    }
+    for (number, left) in left {
         drop(left);
         inject_syscall(process.pid(), libc::SYS_close as u64, [number as u64, 0, 0])?;
     }
     make(process, origin)
+}
+
+/// Whether touches of missing pages wait for somebody anywhere in the process
+/// (`um` among the `VmFlags` of proc_pid_smaps(5)).
+fn is_served(pid: Pid) -> Result<bool, KernelError> {
+    let path = format!("/proc/{}/smaps", pid.0);
+    let text = fs::read_to_string(&path).map_err(|cause| KernelError::new("read", path, cause))?;
+    let mut flags = text.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    Ok(flags.any(|flags| flags.split_whitespace().any(|flag| flag == "um")))
 }
 
 fn make(process: &ProcessHandle, origin: UffdOrigin) -> Result<Userfaultfd, KernelError> {
