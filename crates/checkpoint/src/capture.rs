@@ -30,13 +30,14 @@ use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
 use crate::work::cores;
 use dewar_codec::Codec;
-use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
+use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    DiskRecord, FileDigest, FileStore, ImageId, ImageOptions, ImageReader, ImageWriter,
-    MemoryRecord, Record, RegionRecord, Summary,
+    DiskLayer, DiskRecord, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
+    RegionRecord, Store, Summary,
 };
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::PageSet;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What a checkpoint is taken on top of.
@@ -90,6 +91,8 @@ pub struct CheckpointOptions<'s> {
     pub tag: Option<String>,
     /// How to start the guest again; kept for whoever restores it.
     pub machine: serde_json::Value,
+    /// A folder for disk copies on their way to a store that is no folder.
+    pub scratch: PathBuf,
 }
 
 /// Takes a checkpoint of a running guest into `store`.
@@ -99,7 +102,7 @@ pub struct CheckpointOptions<'s> {
 /// [`Guest::health`]) and the image does not exist.
 pub fn checkpoint<'s>(
     guest: &mut dyn Guest,
-    store: &'s FileStore,
+    store: &'s Store,
     options: CheckpointOptions<'s>,
     observer: &dyn Observer,
 ) -> Result<Taken, CheckpointError> {
@@ -119,7 +122,7 @@ pub fn checkpoint<'s>(
 
 fn capture<'s>(
     guest: &mut dyn Guest,
-    store: &'s FileStore,
+    store: &'s Store,
     options: CheckpointOptions<'s>,
     observer: &dyn Observer,
 ) -> Result<Taken, CheckpointError> {
@@ -130,7 +133,10 @@ fn capture<'s>(
     let image = ImageOptions { pages: ram.pages(), codec: options.codec, level: options.level };
     let writer = store.begin(image, options.base.image())?;
     observer.step(Step::Begun);
-    guest.prepare()?;
+    guest.prepare(DiskTracking {
+        begin: writer.id().0.clone(),
+        since: options.base.image().map(|image| image.record().id.0.clone()),
+    })?;
     observer.step(Step::Prepared);
     let (tracker, by_tracking) = track(guest, &ram, &options)?;
     // Asked now: once the image exists nothing may fail any more.
@@ -160,7 +166,7 @@ fn capture<'s>(
 
     let copies = std::thread::scope(|scope| {
         let behind = scope.spawn(|| write_behind(&captures.buffer, &writer, observer));
-        let copies = copy_disks(guest, &writer, observer);
+        let copies = copy_disks(guest, &writer, &options.scratch, observer);
         let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         behind.and(copies)
     })?;
@@ -171,7 +177,7 @@ fn capture<'s>(
     let device_state = writer.put_blob(&device_state)?;
     let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
     writer.sync()?;
-    let disks = copies.into_iter().map(disk_record).collect::<Result<Vec<_>, _>>()?;
+    let disks = copies.into_iter().map(|(copy, below)| disk_record(&writer, copy, below)).collect::<Result<Vec<_>, _>>()?;
     observer.step(Step::Synced);
 
     let regions = ram
@@ -187,23 +193,15 @@ fn capture<'s>(
         epochs: captures.epochs.clone(),
         stages: observer.stages(),
     };
+    let memory = MemoryRecord { pages: ram.pages(), root, regions: regions.collect(), counts };
     let record = Record {
-        id: ImageId(String::new()),
-        store: String::new(),
-        guest: guest.name().to_owned(),
         tag: options.tag,
         created_ms: SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_millis() as u64),
-        memory: MemoryRecord { pages: ram.pages(), root, regions: regions.collect(), counts },
-        hot_pages,
-        device_state,
-        disks: Vec::new(),
         machine: options.machine,
-        segments: Vec::new(),
-        inherited_segments: Vec::new(),
-        parent: None,
         summary,
+        ..Record::new(guest.name(), memory, device_state, hot_pages)
     };
     let record = writer.commit(record, disks)?;
     observer.step(Step::Committed);
@@ -263,25 +261,40 @@ fn stop_and_capture(
 fn copy_disks(
     guest: &mut dyn Guest,
     writer: &ImageWriter<'_>,
+    scratch: &Path,
     observer: &dyn Observer,
-) -> Result<Vec<DiskCopy>, CheckpointError> {
+) -> Result<Vec<(DiskCopy, Vec<DiskLayer>)>, CheckpointError> {
     let name = guest.name().to_owned();
-    let mut place = |number: usize, _: &DiskInfo| {
-        writer.reserve_disk(number, "qcow2").map_err(|error| GuestError::Failed {
-            operation: "copying a disk".to_owned(),
-            guest: name.clone(),
-            cause: error.to_string(),
-        })
+    let mut below = Vec::new();
+    let mut place = |number: usize, disk: &DiskInfo, tracked: bool| {
+        let layers = match tracked {
+            true => writer.disk_below(&disk.name, disk.virtual_bytes),
+            false => Vec::new(),
+        };
+        let path = writer.reserve_disk(number, "qcow2", scratch).map_err(|error| {
+            GuestError::Failed {
+                operation: "copying a disk".to_owned(),
+                guest: name.clone(),
+                cause: error.to_string(),
+            }
+        })?;
+        let nearest = layers.first().map(|layer| layer.file.clone());
+        below.push(layers);
+        Ok(DiskPlace { path, below: nearest })
     };
     let copies = guest.copy_disks(&mut place, &mut |_, _| {})?;
     observer.step(Step::DisksCopied);
     guest.finish()?;
     observer.step(Step::Settled);
-    Ok(copies)
+    Ok(copies.into_iter().zip(below).collect())
 }
 
-fn disk_record(copy: DiskCopy) -> Result<DiskRecord, CheckpointError> {
-    let digest = FileDigest::of(&copy.path)?;
+fn disk_record(
+    writer: &ImageWriter<'_>,
+    copy: DiskCopy,
+    below: Vec<DiskLayer>,
+) -> Result<DiskRecord, CheckpointError> {
+    let digest = writer.put_disk(&copy.path)?;
     let file = copy.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Ok(DiskRecord {
         name: copy.disk.name,
@@ -289,6 +302,7 @@ fn disk_record(copy: DiskCopy) -> Result<DiskRecord, CheckpointError> {
         format: copy.format,
         virtual_bytes: copy.disk.virtual_bytes,
         digest,
+        below,
     })
 }
 

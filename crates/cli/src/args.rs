@@ -209,7 +209,8 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// Where checkpoints are kept [default: file:ROOT/store].
+    /// Where checkpoints are kept: file:DIR, or redis://HOST[:PORT][,…][/DB] (rediss for TLS)
+    /// [default: file:ROOT/store].
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
 }
@@ -279,7 +280,7 @@ pub struct ManArgs {
 pub struct GuardianArgs {
     pub name: String,
     #[arg(long)]
-    pub store: PathBuf,
+    pub store: String,
 }
 
 #[derive(Debug, Args)]

@@ -6,10 +6,10 @@ use dewar_guest_qemu::registry::{
 };
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{Qmp, QmpError, recover};
-use dewar_image::FileStore;
+use dewar_image::{Location, Store};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Flags that hold for all verbs.
 pub struct Context {
@@ -38,26 +38,17 @@ impl Context {
         }
     }
 
-    /// The folder of the store that `url` means.
-    pub fn store_folder(&self, url: Option<&str>) -> Result<PathBuf, Failure> {
-        let Some(url) = url else { return Ok(self.registry.default_store()) };
-        match url.strip_prefix("file:") {
-            Some(path) if !path.is_empty() => Ok(std::path::absolute(path).unwrap_or(path.into())),
-            _ => {
-                let what = format!("store '{url}' is not of a kind that is known");
-                Err(Failure::new(Code::Unsupported, what).advice("use file:DIR"))
-            }
+    /// Where the store is that `url` means.
+    pub fn store_location(&self, url: Option<&str>) -> Result<Location, Failure> {
+        match url {
+            None => Ok(Location::Folder(self.registry.default_store())),
+            Some(url) => Ok(Location::parse(url)?),
         }
     }
 
     /// Opens a store that must exist.
-    pub fn store(&self, url: Option<&str>) -> Result<FileStore, Failure> {
-        let folder = self.store_folder(url)?;
-        if !folder.join("store.json").exists() {
-            let what = format!("there is no checkpoint store in {}", folder.display());
-            return Err(Failure::new(Code::NotFound, what).advice("take a checkpoint first"));
-        }
-        Ok(FileStore::open(&folder)?)
+    pub fn store(&self, url: Option<&str>) -> Result<Store, Failure> {
+        Ok(Store::open(&self.store_location(url)?)?)
     }
 
     /// Takes hold of a guest; what a dead command left with it is finished.

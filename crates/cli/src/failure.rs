@@ -106,13 +106,16 @@ impl From<RegistryError> for Failure {
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
         let code = match error {
-            ImageError::NotFound { .. } => Code::NotFound,
-            ImageError::TooNew { .. } => Code::Unsupported,
+            ImageError::NotFound { .. } | ImageError::NoStore { .. } => Code::NotFound,
+            ImageError::TooNew { .. }
+            | ImageError::BadUrl { .. }
+            | ImageError::Unfit { .. } => Code::Unsupported,
             _ => Code::Failed,
         };
         let failure = Self::new(code, error.to_string());
         match error {
             ImageError::NotFound { .. } => failure.advice("'dewar ls' lists checkpoints"),
+            ImageError::NoStore { .. } => failure.advice("take a checkpoint first"),
             ImageError::Damaged { .. } => failure.advice("the checkpoint cannot be used"),
             _ => failure,
         }

@@ -15,12 +15,11 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use dewar_guest_qemu::registry::GuestLock;
 use dewar_guest_qemu::{Qmp, receive_fd, recover, send_fd};
-use dewar_image::FileStore;
+use dewar_image::{Location, Store};
 use dewar_kernel::detach;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ impl Guardian {
     pub fn start(
         context: &Context,
         name: &str,
-        store: &Path,
+        store: &str,
         qmp: &Qmp,
         lock: &GuestLock,
     ) -> Result<Self, Failure> {
@@ -108,7 +107,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     }
     // The dead command's half image goes too; whatever stays, the next writer
     // removes.
-    if let Ok(store) = FileStore::open(&args.store) {
+    if let Ok(store) = Location::parse(&args.store).and_then(|it| Store::open(&it)) {
         let _ = store.sweep();
     }
     drop(lock);

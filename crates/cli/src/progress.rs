@@ -33,7 +33,8 @@ impl Progress {
         self.signal_at(name);
     }
 
-    fn signal_at(&self, name: &str) {
+    /// A place that only tests want to be at.
+    pub fn signal_at(&self, name: &str) {
         if let Some((_, signal)) = self.signal.as_ref().filter(|(step, _)| step == name) {
             let _ = kill_process(getpid(), *signal);
         }

@@ -7,7 +7,7 @@ use crate::failure::{Code, Failure};
 use dewar_checkpoint::restore::{PageServer, ServeEnd, ServeProgress};
 use dewar_guest_qemu::map_ram_files;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, ProcessId};
-use dewar_image::{FileStore, ImageId};
+use dewar_image::{ImageId, Location, Store};
 use dewar_kernel::detach;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -96,7 +96,8 @@ fn serve_guest(folder: &GuestFolder) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let record = folder.record().map_err(|error| text(&error))?;
     let origin = record.origin.as_ref().ok_or("it was not restored from a checkpoint")?;
-    let store = FileStore::open(&origin.store).map_err(|error| text(&error))?;
+    let location = Location::parse(&origin.store).map_err(|error| text(&error))?;
+    let store = Store::open(&location).map_err(|error| text(&error))?;
     let image = store.open_image(&ImageId(origin.image.clone())).map_err(|error| text(&error))?;
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)

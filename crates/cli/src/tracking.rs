@@ -7,7 +7,7 @@
 
 use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
-use dewar_image::{FileStore, ImageId, ImageReader, Record, RegionRecord};
+use dewar_image::{Store, ImageId, ImageReader, Record, RegionRecord};
 use dewar_memory::Ram;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Tracking {
 /// the newest of this guest; the tracker's identity comes with the first. None
 /// where no image has RAM of the same layout.
 pub fn base(
-    store: &FileStore,
+    store: &Store,
     guest: &str,
     ram: &Ram,
     tracking: Option<&Tracking>,

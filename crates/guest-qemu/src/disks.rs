@@ -18,11 +18,13 @@
 //! while the journal is written. [`settle`] goes from any of these states to
 //! the end; it is what the ordinary way and every recovery call.
 
+use crate::bitmaps;
 use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qemu_img::{self, STDIN, create_private};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestFolder, RegistryError};
+use dewar_guest::DiskPlace;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -113,45 +115,66 @@ pub fn create_overlay(
     qemu_img::run(Some(file), &line)
 }
 
-/// The transaction's part that puts the overlays on top.
-pub(crate) fn snapshot_actions(journal: &Journal) -> Value {
+/// The transaction's part that puts the overlays on top, and begins to track
+/// what comes to the disks below under the name of `image`.
+pub(crate) fn snapshot_actions(journal: &Journal, image: &str) -> Value {
+    let snapshot = |index, node: &str| {
+        let data = json!({"node": node, "overlay": overlay_node(index)});
+        json!({"type": "blockdev-snapshot", "data": data})
+    };
     journal
         .disks
         .iter()
         .enumerate()
-        .map(|(index, disk)| {
-            let data = json!({"node": disk.node, "overlay": overlay_node(index)});
-            json!({"type": "blockdev-snapshot", "data": data})
+        .flat_map(|(index, disk)| {
+            [bitmaps::begin_action(&disk.node, image), snapshot(index, &disk.node)]
         })
         .collect()
 }
 
-/// Copies a frozen disk to a new qcow2 file, sparsely, and to disk.
+/// Copies a frozen disk to a new qcow2 file, sparsely, and to disk; where the
+/// file stands on another, only what was written since image `since`.
 pub(crate) fn copy(
     qmp: &mut Qmp,
     disk: &Disk,
     index: usize,
-    target: &Path,
+    target: &DiskPlace,
+    since: Option<&str>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), DiskError> {
-    let made = create_private(target)?;
-    let size = disk.info.virtual_bytes.to_string();
-    qemu_img::run(Some(made), &["create", "-q", "-f", "qcow2", STDIN, &size])?;
-    let file = hand_over(qmp, target, false)?;
+    let since = since.zip(target.below.as_deref());
+    let path = &target.path;
+    match since {
+        Some((_, below)) => create_overlay(path, below, "qcow2", disk.info.virtual_bytes)?,
+        None => {
+            let size = disk.info.virtual_bytes.to_string();
+            let line = ["create", "-q", "-f", "qcow2", STDIN, &size];
+            qemu_img::run(Some(create_private(path)?), &line)?;
+        }
+    }
+    let file = hand_over(qmp, path, false)?;
     let node = copy_node(index);
-    let arguments = json!({
-        "driver": "qcow2",
-        "node-name": node,
-        "discard": "unmap",
-        "detect-zeroes": "unmap",
-        "file": {"driver": "file", "filename": file},
+    let mut arguments = json!({
+        "driver": "qcow2", "node-name": node, "file": {"driver": "file", "filename": file},
     });
+    if since.is_some() {
+        // Zeros must be noted: they hide what the file below has there.
+        arguments["backing"] = Value::Null;
+    } else {
+        arguments["discard"] = "unmap".into();
+        arguments["detect-zeroes"] = "unmap".into();
+    }
     qmp.execute("blockdev-add", arguments)?;
     let job = backup_job(index);
-    let arguments = json!({
+    let mut arguments = json!({
         "job-id": job, "device": disk.node, "target": node, "sync": "full",
         "auto-dismiss": false,
     });
+    if let Some((image, _)) = since {
+        arguments["sync"] = "bitmap".into();
+        arguments["bitmap"] = bitmaps::name(image).into();
+        arguments["bitmap-mode"] = "never".into();
+    }
     qmp.execute("blockdev-backup", arguments)?;
     while let Some(state) = job_state(qmp, &job)? {
         match state.status.as_str() {
@@ -166,7 +189,7 @@ pub(crate) fn copy(
         }
     }
     qmp.execute("blockdev-del", json!({"node-name": node}))?;
-    sync(target)
+    sync(path)
 }
 
 /// Copies a disk of a guest that is paused and has given its files up.

@@ -1,20 +1,21 @@
 //! A running QEMU as a [`Guest`].
 
 use crate::discover::{Discovered, discover};
+use crate::bitmaps;
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
 use crate::registry::{GuestFolder, GuestRecord};
 use crate::state::{self, StateChannel};
-use dewar_guest::{DiskCopy, DiskInfo, Guest, GuestError, Health};
+use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::{Pid, list_fds, open_userfaultfd_device};
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The name under which QEMU holds `/dev/userfaultfd` for us.
@@ -31,6 +32,9 @@ pub struct QemuGuest {
     qmp: Qmp,
     found: Discovered,
     channel: Option<StateChannel>,
+    tracking: Option<DiskTracking>,
+    /// Of which disks it is known what was written since the earlier pause.
+    tracked: Vec<bool>,
 }
 
 impl QemuGuest {
@@ -53,7 +57,7 @@ impl QemuGuest {
         let mut qmp = Qmp::connect(&record.qmp).map_err(|error| failed(error.to_string()))?;
         put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
         let found = discover(&mut qmp, &record)?;
-        Ok(Self { folder, record, process, qmp, found, channel: None })
+        Ok(Self { folder, record, process, qmp, found, channel: None, tracking: None, tracked: Vec::new() })
     }
 
     /// What Dewar knows of it.
@@ -223,7 +227,7 @@ impl Guest for QemuGuest {
             .ok_or_else(|| self.failed("handing over /dev/userfaultfd", "QEMU does not have it"))
     }
 
-    fn prepare(&mut self) -> Result<(), GuestError> {
+    fn prepare(&mut self, tracking: DiskTracking) -> Result<(), GuestError> {
         self.refuse_saved_standstill()?;
         let journal = self.plan_journal()?;
         self.refuse_existing_overlays(&journal)?;
@@ -236,6 +240,12 @@ impl Guest for QemuGuest {
                 disks::prepare(qmp, &found.disks[index], index, &overlay, &cwd)
             })?;
         }
+        let since = tracking.since.as_deref();
+        self.tracked = self.step("looking at dirty bitmaps", |qmp, found, _| {
+            let keep = |disk: &crate::Disk| bitmaps::keep_only(qmp, &disk.node, since);
+            found.disks.iter().map(keep).collect::<Result<_, _>>()
+        })?;
+        self.tracking = Some(tracking);
         self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
             let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
             state::set_capabilities(qmp, needed)?;
@@ -272,8 +282,9 @@ impl Guest for QemuGuest {
     fn save_state(&mut self) -> Result<Vec<u8>, GuestError> {
         let journal = self.journal()?;
         let channel = self.channel.take();
+        let begin = self.tracking.as_ref().map(|it| it.begin.clone()).unwrap_or_default();
         self.step("saving the device state", |qmp, _, _| {
-            let actions = disks::snapshot_actions(&journal);
+            let actions = disks::snapshot_actions(&journal, &begin);
             qmp.execute("transaction", json!({"actions": actions}))?;
             let channel = channel.map_or_else(|| StateChannel::open(qmp), Ok)?;
             channel.save(qmp)
@@ -287,7 +298,7 @@ impl Guest for QemuGuest {
 
     fn copy_disks(
         &mut self,
-        place: &mut dyn FnMut(usize, &DiskInfo) -> Result<PathBuf, GuestError>,
+        place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError> {
         let journal = self.journal()?;
@@ -296,17 +307,19 @@ impl Guest for QemuGuest {
         let mut before = 0;
         let mut copies = Vec::new();
         for (index, disk) in self.found.disks.clone().iter().enumerate() {
-            let path = place(index, &disk.info)?;
+            let tracked = journal.was_running && self.tracked.get(index) == Some(&true);
+            let target = place(index, &disk.info, tracked)?;
+            let since = self.tracking.as_ref().and_then(|it| it.since.clone());
             self.step("copying a disk", |qmp, _, _| {
                 if journal.was_running {
                     let mut told = |done, _| progress(before + done, of);
-                    disks::copy(qmp, disk, index, &path, &mut told)
+                    disks::copy(qmp, disk, index, &target, since.as_deref(), &mut told)
                 } else {
-                    disks::copy_offline(disk, &path, &cwd)
+                    disks::copy_offline(disk, &target.path, &cwd)
                 }
             })?;
             before += disk.info.virtual_bytes;
-            copies.push(DiskCopy { disk: disk.info.clone(), path, format: "qcow2".to_owned() });
+            copies.push(DiskCopy { disk: disk.info.clone(), path: target.path, format: "qcow2".to_owned() });
         }
         Ok(copies)
     }

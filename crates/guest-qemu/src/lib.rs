@@ -8,6 +8,7 @@
 //! - [`registry`]: the folders in which all this is remembered.
 #![forbid(unsafe_code)]
 
+mod bitmaps;
 pub mod cmdline;
 mod discover;
 mod disks;

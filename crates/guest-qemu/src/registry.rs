@@ -10,6 +10,8 @@
 //! ROOT/store/                    the default store
 //! ```
 
+mod disks;
+
 use rustix::fs::{FlockOperation, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -106,12 +108,26 @@ pub enum Phase {
 /// Where a restored guest came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The folder of the store.
-    pub store: PathBuf,
+    /// The store, by its URL.
+    pub store: String,
     /// The image.
     pub image: String,
-    /// The files in the store that its disks stand on.
+    /// The files that its disks stand on.
     pub disks: Vec<PathBuf>,
+    /// Whether those files are the store's own.
+    #[serde(default = "yes")]
+    pub in_store: bool,
+}
+
+impl Origin {
+    /// Whether the guest's disks need the image.
+    pub fn disks_in_store(&self) -> bool {
+        self.in_store && !self.disks.is_empty()
+    }
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A file of a guest's RAM.

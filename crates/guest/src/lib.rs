@@ -45,7 +45,7 @@ pub trait Guest {
     ///
     /// # Errors
     /// Where the guest cannot be captured.
-    fn prepare(&mut self) -> Result<(), GuestError>;
+    fn prepare(&mut self, tracking: DiskTracking) -> Result<(), GuestError>;
 
     /// Waits until the I/O that the guest has in flight now has landed in its
     /// memory.
@@ -80,14 +80,16 @@ pub trait Guest {
     /// Where it does not start.
     fn resume(&mut self) -> Result<(), GuestError>;
 
-    /// Copies each disk, as it was frozen, to the file that `place` names for
-    /// it, while the guest runs. `progress` is told (done, of) bytes.
+    /// Copies each disk, as it was frozen, to the place that `place` names for
+    /// it, while the guest runs. `place` is told whether it is known what was
+    /// written since the earlier pause, and may then want no more than that.
+    /// `progress` is told (done, of) bytes.
     ///
     /// # Errors
     /// Where a disk cannot be read or the copy cannot be written.
     fn copy_disks(
         &mut self,
-        place: &mut dyn FnMut(usize, &DiskInfo) -> Result<PathBuf, GuestError>,
+        place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError>;
 
@@ -114,6 +116,26 @@ pub struct DiskInfo {
     pub name: String,
     /// The size that the guest sees, in bytes.
     pub virtual_bytes: u64,
+}
+
+/// From which pauses on writes to disks are tracked, each named by the image
+/// that was taken in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskTracking {
+    /// The pause that comes.
+    pub begin: String,
+    /// An earlier one.
+    pub since: Option<String>,
+}
+
+/// Where a copy of a disk shall go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskPlace {
+    /// The file to make.
+    pub path: PathBuf,
+    /// The file in the same folder that it stands on: then only what was
+    /// written since the earlier pause is copied.
+    pub below: Option<String>,
 }
 
 /// A finished copy of a disk.

@@ -13,7 +13,7 @@ use std::path::Path;
 const ALIGNED: usize = 4096;
 
 /// Writes files, one after the other; keeps its buffer.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct DirectWriter {
     buffer: Vec<u8>,
 }

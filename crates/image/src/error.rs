@@ -1,5 +1,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What can go wrong with an image or its store.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,43 @@ pub enum ImageError {
         #[source]
         cause: io::Error,
     },
+    /// A store that is not a folder refused, or did not answer.
+    #[error("cannot {operation} {object} in {store}: {cause}")]
+    Store {
+        /// What was being done.
+        operation: &'static str,
+        /// To what.
+        object: String,
+        /// In which store.
+        store: String,
+        /// What it answered.
+        cause: String,
+    },
+    /// There is no store.
+    #[error("there is no checkpoint store in {url}")]
+    NoStore {
+        /// Where.
+        url: String,
+    },
+    /// A store's name is not understood.
+    #[error("store '{url}': {problem}")]
+    BadUrl {
+        /// The name, without credentials.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A store that may lose what it is given.
+    #[error("{store} is no place for checkpoints: {problem}")]
+    Unfit {
+        /// Which.
+        store: String,
+        /// Why.
+        problem: String,
+    },
+    /// What failed before.
+    #[error(transparent)]
+    Earlier(Arc<ImageError>),
     /// Bytes are not what was written.
     #[error("{place} is damaged: {problem}")]
     Damaged {
@@ -32,12 +70,12 @@ pub enum ImageError {
         problem: String,
     },
     /// No image has this name.
-    #[error("there is no checkpoint '{reference}' in {}", store.display())]
+    #[error("there is no checkpoint '{reference}' in {store}")]
     NotFound {
         /// What was asked for.
         reference: String,
         /// Where it was looked for.
-        store: PathBuf,
+        store: String,
     },
     /// Several images have this name.
     #[error("'{reference}' could be any of {}: use a full id", candidates.join(", "))]

@@ -1,14 +1,13 @@
-//! Threads that write finished segments and wait for the disk, so that the
+//! Threads that write finished segments and wait for the store, so that the
 //! threads that encode need not.
 
 use crate::ImageError;
-use crate::direct::DirectWriter;
+use crate::backend::Backend;
 use crate::store::segment_name;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 
-/// Segments on their way to the disk at a time.
+/// Segments on their way to the store at a time.
 const FLUSHERS: usize = 3;
 
 /// A segment's number and bytes.
@@ -23,15 +22,15 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    pub(crate) fn start(root: &Path) -> Self {
+    pub(crate) fn start(backend: &Arc<dyn Backend>) -> Self {
         let (queue, segments) = mpsc::sync_channel::<Finished>(FLUSHERS);
         let segments = Arc::new(Mutex::new(segments));
         let spare = Arc::default();
         let threads = (0..FLUSHERS)
             .map(|_| {
-                let (root, segments) = (root.to_owned(), Arc::clone(&segments));
+                let (backend, segments) = (Arc::clone(backend), Arc::clone(&segments));
                 let spare = Arc::clone(&spare);
-                std::thread::spawn(move || write_all(&root, &segments, &spare))
+                std::thread::spawn(move || write_all(&*backend, &segments, &spare))
             })
             .collect();
         Self { queue, threads, spare }
@@ -47,7 +46,7 @@ impl Flusher {
         lock(&self.spare).pop().unwrap_or_default()
     }
 
-    /// Waits until everything is on disk; the first error wins.
+    /// Waits until everything is in the store; the first error wins.
     pub(crate) fn finish(self) -> Result<(), ImageError> {
         drop(self.queue);
         self.threads
@@ -58,15 +57,14 @@ impl Flusher {
 }
 
 fn write_all(
-    root: &Path,
+    backend: &dyn Backend,
     segments: &Mutex<mpsc::Receiver<Finished>>,
     spare: &Mutex<Vec<Vec<u8>>>,
 ) -> Result<(), ImageError> {
-    let mut writer = DirectWriter::default();
     loop {
         let next = lock(segments).recv();
         let Ok((number, mut bytes)) = next else { return Ok(()) };
-        writer.write(&root.join(segment_name(number)), &bytes)?;
+        backend.put_new(&segment_name(number), &bytes)?;
         bytes.clear();
         lock(spare).push(bytes);
     }

@@ -2,12 +2,15 @@
 //! answer, never a panic and never memory without bound. Checksums are made to
 //! fit again after each change, so that the code behind them is reached.
 
+use crate::folder::Folder;
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::record::{ImageId, Record};
 use crate::segment::{SegmentBuilder, SegmentFile};
+use crate::store::segment_name;
 use crate::{Entry, table};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
 use dewar_units::PAGE_BYTES;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use twox_hash::XxHash3_128;
 
@@ -128,6 +131,13 @@ fn seal(bytes: &mut [u8]) {
     }
 }
 
+/// A store in `root` whose segment 5 holds these bytes.
+fn segment_five(root: &Path, bytes: &[u8]) -> Folder {
+    std::fs::create_dir_all(root.join("segments")).expect("folder");
+    std::fs::write(root.join(segment_name(5)), bytes).expect("write");
+    Folder::new(root)
+}
+
 #[test]
 fn a_frame_outside_its_segment_is_refused() {
     let folder = tempfile::tempdir().expect("tempdir");
@@ -138,9 +148,8 @@ fn a_frame_outside_its_segment_is_refused() {
         let directory = bytes.len() - 48 - 4;
         bytes[directory..directory + 4].copy_from_slice(&offset.to_le_bytes());
         seal(&mut bytes);
-        let path = folder.path().join("segment");
-        std::fs::write(&path, &bytes).expect("write");
-        let segment = SegmentFile::open(&path, STORE, 5).expect("its end fits");
+        let store = segment_five(folder.path(), &bytes);
+        let segment = SegmentFile::open(&store, STORE, 5).expect("its end fits");
         let read = segment.read_frame(0, &mut Vec::new()).map(|(header, _)| header);
         assert!(matches!(read, Err(crate::ImageError::Damaged { .. })), "{offset}: {read:?}");
     }
@@ -154,11 +163,10 @@ fn fuzz_segments() {
     }
     let (_, seed) = builder.finish();
     let folder = tempfile::tempdir().expect("tempdir");
-    let path = folder.path().join("segment");
     fuzz(&[seed], |mut bytes| {
         seal(&mut bytes);
-        std::fs::write(&path, &bytes).expect("write");
-        if let Ok(segment) = SegmentFile::open(&path, STORE, 5) {
+        let store = segment_five(folder.path(), &bytes);
+        if let Ok(segment) = SegmentFile::open(&store, STORE, 5) {
             let mut buffer = Vec::new();
             for frame in 0..segment.frames() {
                 let _ = segment.read_frame(frame, &mut buffer).map(|(header, _)| header);

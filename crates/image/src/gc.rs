@@ -17,16 +17,12 @@
 //! **Killed.** Until the rename the old segment is in place; what was written
 //! beside it is removed by the next collection.
 
-use crate::direct::DirectWriter;
 use crate::segment::SegmentBuilder;
-use crate::store::{open_segment, segment_name};
-use crate::{Entry, FileStore, ImageError, files, lease};
+use crate::store::segment_name;
+use crate::{Entry, ImageError, Store, lease};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs;
-use std::path::{Path, PathBuf};
 
-const SUFFIX: &str = ".seg";
-const PART_SUFFIX: &str = ".seg.part";
+const FOLDER: &str = "segments";
 
 /// What a collection freed, or would free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,27 +36,29 @@ pub struct Collected {
 }
 
 /// Frees what no image needs; with `dry_run` only says what it would.
-/// `progress` is told of each step as (done, of).
+/// `progress` is told before each step, as (done, of).
 ///
 /// # Errors
 /// Where an image's record or page table cannot be read: then it is not known
 /// what it needs, and nothing is removed.
 pub fn collect(
-    store: &FileStore,
+    store: &Store,
     dry_run: bool,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Collected, ImageError> {
-    let _one_at_a_time = store.lock_deletions()?;
-    let folder = store.root().join("segments");
+    let _one_at_a_time = store.hold_deletions()?;
     if !dry_run {
         store.sweep()?;
-        remove_parts(&folder)?;
+        store.backend().tidy(FOLDER)?;
     }
-    let existing = segments_in(&folder)?;
-    let leased = lease::named(&store.root().join("writers"))?;
+    let existing = segments_in(store)?;
+    let leased = lease::named(store.backend())?;
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
-    for (number, bytes) in existing {
+    let images = needed.images;
+    let steps = images + existing.len() as u64;
+    for (done, (number, bytes)) in (images..).zip(existing) {
+        progress(done, steps);
         if leased.contains(&segment_name(number)) {
             continue;
         }
@@ -68,7 +66,7 @@ pub fn collect(
             collected.segments_removed += 1;
             collected.bytes_freed += bytes;
             if !dry_run {
-                files::remove(&folder.join(format!("{number:016x}{SUFFIX}")))?;
+                store.backend().remove(&segment_name(number))?;
             }
             continue;
         }
@@ -79,7 +77,7 @@ pub fn collect(
         }
     }
     if !dry_run {
-        files::sync_folder(&folder)?;
+        store.backend().settle(FOLDER)?;
     }
     Ok(collected)
 }
@@ -91,12 +89,15 @@ struct Needed {
     named: BTreeSet<u64>,
     /// Frames that a page, a node or a blob lies in.
     frames: HashMap<u64, HashSet<u16>>,
+    /// How many images were read.
+    images: u64,
 }
 
 impl Needed {
-    fn of(store: &FileStore, progress: &mut impl FnMut(u64, u64)) -> Result<Self, ImageError> {
+    fn of(store: &Store, progress: &mut impl FnMut(u64, u64)) -> Result<Self, ImageError> {
         let mut needed = Self::default();
         let ids = store.ids()?;
+        needed.images = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
             progress(done as u64, ids.len() as u64);
             let image = store.open_image(id)?;
@@ -124,13 +125,13 @@ impl Needed {
 /// Drops the frames of a segment that are not `kept`, where they are more than
 /// half of it. Returns the bytes that this frees.
 fn compact(
-    store: &FileStore,
+    store: &Store,
     number: u64,
     bytes: u64,
     kept: Option<&HashSet<u16>>,
     dry_run: bool,
 ) -> Result<Option<u64>, ImageError> {
-    let segment = open_segment(store.root(), store.raw_id(), number)?;
+    let segment = store.segment(number)?;
     let is_kept = |frame: u16| kept.is_some_and(|kept| kept.contains(&frame));
     let kept_bytes: u64 =
         (0..segment.frames()).filter(|it| is_kept(*it)).map(|it| segment.frame_bytes(it)).sum();
@@ -153,37 +154,13 @@ fn compact(
         }
     }
     let (_, content) = builder.finish();
-    let path = store.root().join(segment_name(number));
-    let part = part_path(&path);
-    DirectWriter::default().write(&part, &content)?;
-    fs::rename(&part, &path).map_err(ImageError::io("replace", &path))?;
+    store.backend().put(&segment_name(number), &content)?;
     Ok(Some(bytes.saturating_sub(content.len() as u64)))
 }
 
-fn part_path(segment: &Path) -> PathBuf {
-    segment.with_extension("seg.part")
-}
-
-/// The segments in the folder, with their sizes.
-fn segments_in(folder: &Path) -> Result<BTreeMap<u64, u64>, ImageError> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).map_err(ImageError::io("list", folder))?.flatten() {
-        let name = entry.file_name().into_string().unwrap_or_default();
-        let number =
-            name.strip_suffix(SUFFIX).and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        if let (Some(number), Ok(data)) = (number, entry.metadata()) {
-            found.insert(number, data.len());
-        }
-    }
-    Ok(found)
-}
-
-/// Removes what a collection that died was writing.
-fn remove_parts(folder: &Path) -> Result<(), ImageError> {
-    let entries = fs::read_dir(folder).map_err(ImageError::io("list", folder))?;
-    entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.to_string_lossy().ends_with(PART_SUFFIX))
-        .try_for_each(|path| files::remove(&path))
+/// The segments that there are, with their sizes.
+fn segments_in(store: &Store) -> Result<BTreeMap<u64, u64>, ImageError> {
+    let listed = store.backend().list(FOLDER)?;
+    let number = |name: &str| u64::from_str_radix(name.strip_suffix(".seg")?, 16).ok();
+    Ok(listed.iter().filter_map(|(name, bytes)| Some((number(name)?, *bytes))).collect())
 }

@@ -5,27 +5,32 @@
 //! immutable *segments*; a *record*, written last, makes the image exist.
 //! `docs/image-format.md` gives every byte.
 //!
-//! - Writing: [`FileStore::begin`] gives an [`ImageWriter`]; each thread puts
+//! - Writing: [`Store::begin`] gives an [`ImageWriter`]; each thread puts
 //!   pages through a [`PageSink`] of its own; [`ImageWriter::commit`] makes the
 //!   image exist, and dropping the writer leaves nothing behind.
-//! - Reading: [`FileStore::open_image`] gives an [`ImageReader`].
+//! - Reading: [`Store::open_image`] gives an [`ImageReader`].
 //! - [`verify`] reads everything; [`collect`] frees what no image needs;
 //!   [`diff`] tells which pages differ.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod diff;
 mod direct;
+mod disks;
 mod entry;
 mod error;
 mod files;
 mod flush;
+mod folder;
 mod frame;
 #[cfg(test)]
 mod fuzz;
 mod gc;
 mod lease;
+mod location;
 mod reader;
 mod record;
+mod redis;
 mod segment;
 mod sink;
 mod store;
@@ -37,16 +42,17 @@ pub use diff::diff;
 pub use entry::{Entry, PageAddress};
 pub use error::ImageError;
 pub use files::FileDigest;
+pub use location::{Location, RedisPlace};
 pub use frame::{FRAME_PAGES, FrameHeader};
 pub use gc::{Collected, collect};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
-    Blob, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord,
+    Blob, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord,
     StageRecord, Summary,
 };
 pub use segment::SEGMENT_BYTES;
 pub use sink::PageSink;
-pub use store::FileStore;
+pub use store::Store;
 pub use table::ENTRIES_PER_NODE;
 pub use verify::{Verified, verify};
 pub use writer::{ImageOptions, ImageWriter};

@@ -1,13 +1,11 @@
+use crate::backend::Held;
 use crate::segment::SegmentFile;
-use crate::store::open_segment;
 use crate::table::{self, Table};
-use crate::{Blob, Entry, ImageError, PageAddress, Record};
+use crate::{Blob, Entry, ImageError, PageAddress, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
-use std::fs::File;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Segment files kept open at a time.
 const OPEN_SEGMENTS: usize = 128;
@@ -16,11 +14,10 @@ const OPEN_SEGMENTS: usize = 128;
 /// image cannot be deleted.
 #[derive(Debug)]
 pub struct ImageReader {
-    root: PathBuf,
-    store: [u8; 16],
+    store: Store,
     record: Record,
     segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
-    _lock: File,
+    _hold: Box<dyn Held>,
 }
 
 /// One thread's working memory for reading: a decoder and the last frame.
@@ -47,13 +44,8 @@ impl FrameCache {
 }
 
 impl ImageReader {
-    pub(crate) fn new(
-        root: PathBuf,
-        store: [u8; 16],
-        record: Record,
-        lock: File,
-    ) -> Result<Self, ImageError> {
-        Ok(Self { root, store, record, segments: Mutex::default(), _lock: lock })
+    pub(crate) fn new(store: Store, record: Record, hold: Box<dyn Held>) -> Self {
+        Self { store, record, segments: Mutex::default(), _hold: hold }
     }
 
     /// The image's record.
@@ -149,16 +141,21 @@ impl ImageReader {
     }
 
     pub(crate) fn segment(&self, number: u64) -> Result<Arc<SegmentFile>, ImageError> {
-        let mut open = self.segments.lock().unwrap_or_else(|locked| locked.into_inner());
-        if let Some(segment) = open.get(&number) {
+        if let Some(segment) = self.segments().get(&number) {
             return Ok(segment.clone());
         }
+        // Without the lock: a store may be far away.
+        let segment = Arc::new(self.store.segment(number)?);
+        let mut open = self.segments();
         if open.len() >= OPEN_SEGMENTS {
             open.clear();
         }
-        let segment = Arc::new(open_segment(&self.root, self.store, number)?);
         open.insert(number, segment.clone());
         Ok(segment)
+    }
+
+    fn segments(&self) -> MutexGuard<'_, HashMap<u64, Arc<SegmentFile>>> {
+        self.segments.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
     fn stored_page<'c>(
@@ -182,9 +179,19 @@ impl ImageReader {
             return Ok(());
         }
         cache.holds = None;
-        let file = self.segment(segment)?;
-        let (header, payload) = file.read_frame(frame, &mut cache.stored)?;
-        header.expand(payload, &mut cache.decoder, &mut cache.pages)?;
+        let read = |cache: &mut FrameCache| {
+            let file = self.segment(segment)?;
+            let (header, payload) = file.read_frame(frame, &mut cache.stored)?;
+            header.expand(payload, &mut cache.decoder, &mut cache.pages)
+        };
+        read(cache).or_else(|error| match error {
+            // A collection may have replaced it since we opened it.
+            ImageError::Damaged { .. } if self.store.folder().is_none() => {
+                self.segments().remove(&segment);
+                read(cache)
+            }
+            error => Err(error),
+        })?;
         cache.holds = Some((segment, frame));
         Ok(())
     }

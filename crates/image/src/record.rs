@@ -129,9 +129,52 @@ pub struct DiskRecord {
     /// The file's length and hash.
     #[serde(flatten)]
     pub digest: FileDigest,
+    /// The files in the same folder that it stands on, nearest first: it holds
+    /// only what was written since they were made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub below: Vec<DiskLayer>,
+}
+
+/// A file that disk copies of several images share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLayer {
+    /// The file in the store's `disks` folder.
+    pub file: String,
+    /// Its length and hash.
+    #[serde(flatten)]
+    pub digest: FileDigest,
+}
+
+impl DiskRecord {
+    /// The files that hold the disk, its own first.
+    pub fn layers(&self) -> impl Iterator<Item = DiskLayer> {
+        let own = DiskLayer { file: self.file.clone(), digest: self.digest.clone() };
+        std::iter::once(own).chain(self.below.iter().cloned())
+    }
 }
 
 impl Record {
+    /// A record for [`crate::ImageWriter::commit`], which fills in what the
+    /// writer knows; the rest is empty.
+    pub fn new(guest: &str, memory: MemoryRecord, device_state: Blob, hot_pages: Blob) -> Self {
+        Self {
+            id: ImageId(String::new()),
+            store: String::new(),
+            guest: guest.to_owned(),
+            tag: None,
+            created_ms: 0,
+            memory,
+            hot_pages,
+            device_state,
+            disks: Vec::new(),
+            machine: serde_json::Value::Null,
+            segments: Vec::new(),
+            inherited_segments: Vec::new(),
+            parent: None,
+            summary: Summary::default(),
+        }
+    }
+
     /// Whether the image's pages may lie in this segment.
     pub(crate) fn has_segment(&self, number: u64) -> bool {
         let has = |segments: &[u64]| segments.binary_search(&number).is_ok();

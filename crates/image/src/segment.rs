@@ -1,12 +1,10 @@
 //! A segment: an immutable file of frames, with a directory at its end.
 
 use crate::ImageError;
+use crate::backend::{Backend, Object};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
+use crate::store::segment_name;
 use dewar_codec::Codec;
-use rustix::fs::{Advice, fadvise};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::XxHash3_128;
 
@@ -106,7 +104,7 @@ fn end_checksum(header: &[u8], directory: &[u8], trailer: &[u8]) -> [u8; 16] {
 /// A segment file, opened for reading; its directory is checked and in memory.
 #[derive(Debug)]
 pub(crate) struct SegmentFile {
-    file: File,
+    object: Box<dyn Object>,
     store: [u8; 16],
     number: u64,
     offsets: Vec<u32>,
@@ -116,18 +114,24 @@ pub(crate) struct SegmentFile {
 }
 
 impl SegmentFile {
-    pub(crate) fn open(path: &Path, store: [u8; 16], number: u64) -> Result<Self, ImageError> {
-        let file = File::open(path).map_err(ImageError::io("open", path))?;
-        let failed = |cause| ImageError::io("read", path)(cause);
-        let damaged = |problem: &str| ImageError::damaged(path.display().to_string(), problem);
-        let length = file.metadata().map_err(failed)?.len();
+    pub(crate) fn open(
+        backend: &dyn Backend,
+        store: [u8; 16],
+        number: u64,
+    ) -> Result<Self, ImageError> {
+        let name = segment_name(number);
+        let object = backend.open(&name)?;
+        let damaged = |problem: &str| {
+            ImageError::damaged(format!("{name} of {}", backend.url()), problem)
+        };
+        let length = object.bytes();
         if length < (HEADER_BYTES + TRAILER_BYTES) as u64 || length > u64::from(u32::MAX) {
             return Err(damaged("its length is impossible"));
         }
         let mut header = [0; HEADER_BYTES];
         let mut trailer = [0; TRAILER_BYTES];
-        file.read_exact_at(&mut header, 0).map_err(failed)?;
-        file.read_exact_at(&mut trailer, length - TRAILER_BYTES as u64).map_err(failed)?;
+        object.read_at(0, &mut header)?;
+        object.read_at(length - TRAILER_BYTES as u64, &mut trailer)?;
         let word = |at: usize| {
             u32::from_le_bytes([trailer[at], trailer[at + 1], trailer[at + 2], trailer[at + 3]])
         };
@@ -140,7 +144,7 @@ impl SegmentFile {
             return Err(damaged("its directory is not where its end says"));
         }
         let mut directory = vec![0; count as usize * 4];
-        file.read_exact_at(&mut directory, u64::from(directory_at)).map_err(failed)?;
+        object.read_at(u64::from(directory_at), &mut directory)?;
         if end_checksum(&header, &directory, &trailer[..8]) != trailer[8..24] {
             return Err(damaged("the checksum of its header and directory does not fit"));
         }
@@ -151,7 +155,7 @@ impl SegmentFile {
         }
         if version != VERSION || header[12..16] != [0; 4] {
             return Err(ImageError::TooNew {
-                place: path.display().to_string(),
+                place: format!("{name} of {}", backend.url()),
                 problem: format!("segment version {version}"),
             });
         }
@@ -159,14 +163,13 @@ impl SegmentFile {
             .chunks_exact(4)
             .map(|offset| u32::from_le_bytes([offset[0], offset[1], offset[2], offset[3]]))
             .collect();
-        Ok(Self { file, store, number, offsets, directory_at, ahead: AtomicBool::new(false) })
+        Ok(Self { object, store, number, offsets, directory_at, ahead: AtomicBool::new(false) })
     }
 
     /// Asks for all of it to be read ahead; the first time only.
     pub(crate) fn read_ahead(&self) {
         if !self.ahead.swap(true, Ordering::Relaxed) {
-            // Advice: without it, reading is as right.
-            let _ = fadvise(&self.file, 0, None, Advice::WillNeed);
+            self.object.read_ahead();
         }
     }
 
@@ -200,9 +203,10 @@ impl SegmentFile {
             return Err(ImageError::damaged(place(), "the directory leaves it no room"));
         }
         buffer.resize(length, 0);
-        self.file
-            .read_exact_at(buffer, u64::from(start))
-            .map_err(|cause| ImageError::damaged(place(), cause.to_string()))?;
+        self.object.read_at(u64::from(start), buffer).map_err(|error| match error {
+            ImageError::Io { cause, .. } => ImageError::damaged(place(), cause.to_string()),
+            other => other,
+        })?;
         FrameHeader::parse(buffer, self.store, self.number, frame)
     }
 }

@@ -1,23 +1,26 @@
+use crate::backend::{Backend, Held, Hold, Holding};
+use crate::folder::Folder;
 use crate::lease::{self, WriterLease};
+use crate::location::Location;
+use crate::redis::Redis;
 use crate::segment::SegmentFile;
-use crate::{
-    FileDigest, ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record, files,
-};
-use rustix::fs::{FlockOperation, flock};
+use crate::{ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
 
 const FORMAT: &str = "dewar-store";
 const VERSION: u32 = 1;
+const STORE_FILE: &str = "store.json";
 const RECORD_SUFFIX: &str = ".json";
 
-/// A folder of images: the `file:` store.
-#[derive(Debug)]
-pub struct FileStore {
-    root: PathBuf,
+/// Where images are kept.
+#[derive(Debug, Clone)]
+pub struct Store {
+    backend: Arc<dyn Backend>,
     id: [u8; 16],
 }
 
@@ -28,16 +31,27 @@ struct StoreFile {
     id: String,
 }
 
-impl FileStore {
-    /// Opens the store in `root`, and makes it where there is none.
+impl Store {
+    /// Opens a store, and makes it where there is none.
     ///
     /// # Errors
-    /// Where the folder cannot be made, is not a store, or is a newer one.
-    pub fn open_or_create(root: &Path) -> Result<Self, ImageError> {
-        if !root.join("store.json").exists() {
-            for folder in ["", "segments", "images", "disks", "writers"] {
-                files::make_private_folder(&root.join(folder))?;
+    /// Where it cannot be reached or made, is not a store, or is a newer one.
+    pub fn open_or_create(location: &Location) -> Result<Self, ImageError> {
+        let backend = match location {
+            Location::Folder(root) => {
+                let folder = Folder::new(root);
+                if folder.size(STORE_FILE)?.is_none() {
+                    folder.make()?;
+                }
+                Arc::new(folder) as Arc<dyn Backend>
             }
+            Location::Redis(place) => {
+                let redis = Redis::connect(place)?;
+                redis.require_no_eviction()?;
+                Arc::new(redis)
+            }
+        };
+        if backend.size(STORE_FILE)?.is_none() {
             let mut id = [0; 16];
             let random = Path::new("/dev/urandom");
             File::open(random)
@@ -45,58 +59,60 @@ impl FileStore {
                 .map_err(ImageError::io("read", random))?;
             let text = serde_json::json!({"format": FORMAT, "version": VERSION, "id": hex(&id)});
             // Of two who make it at once, the second must not win.
-            let path = root.join("store.json");
-            let made = root.join(format!("store.json.{}", std::process::id()));
-            files::write_atomically(&made, format!("{text}\n").as_bytes())?;
-            let linked = fs::hard_link(&made, &path);
-            files::remove(&made)?;
-            match linked {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                    return Err(ImageError::io("create", &path)(error));
-                }
-                _ => files::sync_folder(root)?,
-            }
+            backend.create(STORE_FILE, format!("{text}\n").as_bytes())?;
         }
-        Self::open(root)
+        Self::with(backend)
     }
 
-    /// Opens the store in `root`.
+    /// Opens a store.
     ///
     /// # Errors
-    /// Where there is none, or a newer one.
-    pub fn open(root: &Path) -> Result<Self, ImageError> {
-        let path = root.join("store.json");
-        let text = fs::read_to_string(&path).map_err(ImageError::io("open", &path))?;
-        let damaged = |problem: String| ImageError::damaged(path.display().to_string(), problem);
+    /// [`ImageError::NoStore`] where there is none; where it cannot be reached,
+    /// or is a newer one.
+    pub fn open(location: &Location) -> Result<Self, ImageError> {
+        match location {
+            Location::Folder(root) => Self::with(Arc::new(Folder::new(root))),
+            Location::Redis(place) => Self::with(Arc::new(Redis::connect(place)?)),
+        }
+    }
+
+    fn with(backend: Arc<dyn Backend>) -> Result<Self, ImageError> {
+        let url = backend.url();
+        let Some(bytes) = backend.get(STORE_FILE)? else {
+            return Err(ImageError::NoStore { url });
+        };
+        let place = || format!("{STORE_FILE} of {url}");
+        let damaged = |problem: String| ImageError::damaged(place(), problem);
         let file: StoreFile =
-            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+            serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
         if file.format != FORMAT {
             return Err(damaged(format!("it calls itself '{}'", file.format)));
         }
         if file.version != VERSION {
             let problem = format!("store version {}", file.version);
-            return Err(ImageError::TooNew { place: path.display().to_string(), problem });
+            return Err(ImageError::TooNew { place: place(), problem });
         }
         let id = u128::from_str_radix(&file.id, 16)
             .ok()
             .filter(|_| file.id.len() == 32)
             .ok_or_else(|| damaged("its id is not 32 hexadecimal digits".to_owned()))?;
-        Ok(Self { root: root.to_owned(), id: id.to_be_bytes() })
+        Ok(Self { backend, id: id.to_be_bytes() })
     }
 
-    /// The folder.
-    pub fn root(&self) -> &Path {
-        &self.root
+    /// What it is called, without anything secret: the text that
+    /// [`Location::parse`] takes.
+    pub fn url(&self) -> String {
+        self.backend.url()
+    }
+
+    /// Its folder, where it is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.backend.folder()
     }
 
     /// The store's own name, in hexadecimal.
     pub fn id(&self) -> String {
         hex(&self.id)
-    }
-
-    /// The path of a disk copy named in a record.
-    pub fn disk_path(&self, file: &str) -> PathBuf {
-        self.root.join("disks").join(file)
     }
 
     /// Begins an image, on top of `parent` where there is one; first removes
@@ -111,7 +127,7 @@ impl FileStore {
     ) -> Result<ImageWriter<'s>, ImageError> {
         self.sweep()?;
         let id = ImageId::fresh(&self.id);
-        let lease = WriterLease::take(&self.root.join("writers"), &id)?;
+        let lease = WriterLease::take(self.backend(), &id)?;
         ImageWriter::new(self, id, lease, options, parent)
     }
 
@@ -120,7 +136,7 @@ impl FileStore {
     /// # Errors
     /// Where the store cannot be read or written.
     pub fn sweep(&self) -> Result<(), ImageError> {
-        lease::sweep(&self.root, &self.root.join("writers"), |id| self.record_path(id).exists())
+        lease::sweep(self.backend(), |id| Ok(self.backend.size(&record_name(id))?.is_some()))
     }
 
     /// The ids of all images. Damaged ones are among them.
@@ -128,14 +144,11 @@ impl FileStore {
     /// # Errors
     /// Where the store cannot be read.
     pub fn ids(&self) -> Result<Vec<ImageId>, ImageError> {
-        let folder = self.root.join("images");
-        let entries = fs::read_dir(&folder).map_err(ImageError::io("list", &folder))?;
-        let mut ids: Vec<_> = entries
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.file_name().into_string().ok()?;
-                name.strip_suffix(RECORD_SUFFIX).map(|id| ImageId(id.to_owned()))
-            })
+        let mut ids: Vec<_> = self
+            .backend
+            .list("images")?
+            .into_iter()
+            .filter_map(|(name, _)| Some(ImageId(name.strip_suffix(RECORD_SUFFIX)?.to_owned())))
             .collect();
         ids.sort();
         Ok(ids)
@@ -146,8 +159,7 @@ impl FileStore {
     /// # Errors
     /// Where it is missing or damaged.
     pub fn record(&self, id: &ImageId) -> Result<Record, ImageError> {
-        let path = self.record_path(id);
-        let bytes = fs::read(&path).map_err(ImageError::io("read", &path))?;
+        let bytes = self.backend.get(&record_name(id))?.ok_or_else(|| self.not_found(&id.0))?;
         Record::parse(&bytes, id, &self.id())
     }
 
@@ -199,10 +211,7 @@ impl FileStore {
                 reference: reference.to_owned(),
                 candidates: begin.iter().map(|id| id.0.clone()).collect(),
             }),
-            _ => Err(ImageError::NotFound {
-                reference: reference.to_owned(),
-                store: self.root.clone(),
-            }),
+            _ => Err(self.not_found(reference)),
         }
     }
 
@@ -212,12 +221,12 @@ impl FileStore {
     /// # Errors
     /// Where its record is missing or damaged.
     pub fn open_image(&self, id: &ImageId) -> Result<ImageReader, ImageError> {
-        let lock = self.lock_record(id, FlockOperation::NonBlockingLockShared)?;
-        ImageReader::new(self.root.clone(), self.id, self.record(id)?, lock)
+        let hold = self.hold_record(id, Hold::Shared)?;
+        Ok(ImageReader::new(self.clone(), self.record(id)?, hold))
     }
 
     /// Removes an image: its record first, so that from then on it does not
-    /// exist, then its files, except for segments that other images share.
+    /// exist, then its objects, except for those that other images share.
     ///
     /// No image can begin to share one of them meanwhile: it would have to be
     /// taken on top of an image that has it, and hold that one's record. Two
@@ -228,107 +237,78 @@ impl FileStore {
     /// Where it is being read, another image's record cannot be, or the store
     /// cannot be written.
     pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
-        let _one_at_a_time = self.lock_deletions()?;
-        let _lock = self.lock_record(id, FlockOperation::NonBlockingLockExclusive)?;
+        let _one_at_a_time = self.hold_deletions()?;
+        let _hold = self.hold_record(id, Hold::Alone)?;
         let record = self.record(id)?;
-        let mut doomed: BTreeSet<u64> =
-            record.segments.iter().chain(&record.inherited_segments).copied().collect();
+        let needs = |record: &Record| -> BTreeSet<String> {
+            let segments = record.segments.iter().chain(&record.inherited_segments);
+            let disks = record.disks.iter().flat_map(|disk| self.disk_objects(disk));
+            segments.map(|number| segment_name(*number)).chain(disks).collect()
+        };
+        let mut doomed = needs(&record);
         for other in self.ids()?.iter().filter(|other| *other != id) {
             // Of a record that cannot be read it is not known what it needs.
-            let other = self.record(other)?;
-            for number in other.segments.iter().chain(&other.inherited_segments) {
-                doomed.remove(number);
+            for object in needs(&self.record(other)?) {
+                doomed.remove(&object);
             }
         }
         // Should we die in between, the sweep of the next writer goes on.
-        let mut lease = WriterLease::take(&self.root.join("writers"), id)?;
-        let segments = doomed.into_iter().map(segment_name);
-        let disks = record.disks.iter().map(|disk| format!("disks/{}", disk.file));
-        lease.note(&segments.chain(disks).collect::<Vec<_>>())?;
-        files::remove(&self.record_path(id))?;
-        files::sync_folder(&self.root.join("images"))?;
-        lease.abandon(&self.root)
+        let mut lease = WriterLease::take(self.backend(), id)?;
+        lease.note(&doomed.into_iter().collect::<Vec<_>>())?;
+        self.backend.remove(&record_name(id))?;
+        self.backend.settle("images")?;
+        lease.abandon(self.backend())
     }
 
-    pub(crate) fn lock_deletions(&self) -> Result<File, ImageError> {
-        let path = self.root.join("store.json");
-        File::open(&path)
-            .and_then(|file| Ok(flock(&file, FlockOperation::LockExclusive).map(|()| file)?))
-            .map_err(ImageError::io("lock", &path))
+    /// Who deletes or collects is alone.
+    pub(crate) fn hold_deletions(&self) -> Result<Box<dyn Held>, ImageError> {
+        match self.backend.hold(STORE_FILE, Hold::AloneAfterAll)? {
+            Holding::Held(held) => Ok(held),
+            Holding::Taken | Holding::Missing => Err(ImageError::NoStore { url: self.url() }),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn shared_backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.backend)
     }
 
     pub(crate) fn raw_id(&self) -> [u8; 16] {
         self.id
     }
 
-    pub(crate) fn record_path(&self, id: &ImageId) -> PathBuf {
-        self.root.join("images").join(format!("{id}{RECORD_SUFFIX}"))
-    }
-
     /// Hands out segment numbers that were never used and never will be again.
     pub(crate) fn allocate_segments(&self, count: u64) -> Result<std::ops::Range<u64>, ImageError> {
-        let path = self.root.join("next-segment");
-        let allocate = || -> std::io::Result<std::ops::Range<u64>> {
-            let mut file = files::private_options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)?;
-            flock(&file, FlockOperation::LockExclusive)?;
-            let mut text = String::new();
-            file.read_to_string(&mut text)?;
-            let noted: u64 = match text.trim() {
-                "" => 1,
-                number => number.parse().map_err(std::io::Error::other)?,
-            };
-            file.rewind()?;
-            // Of fixed length, so that an overwrite is never half a number.
-            writeln!(file, "{:020}", noted + count)?;
-            file.sync_data()?;
-            Ok(noted..noted + count)
-        };
-        allocate().map_err(ImageError::io("write", &path))
+        let first = self.backend.count("next-segment", count)?;
+        Ok(first..first + count)
     }
 
-    /// Checks the copies of an image's disks.
-    ///
-    /// # Errors
-    /// Where one is missing or altered.
-    pub fn check_disks(&self, record: &Record) -> Result<(), ImageError> {
-        for disk in &record.disks {
-            let path = self.disk_path(&disk.file);
-            if FileDigest::of(&path)? != disk.digest {
-                let place = format!("{} (disk '{}')", path.display(), disk.name);
-                return Err(ImageError::damaged(place, "its content changed since the checkpoint"));
-            }
+    pub(crate) fn segment(&self, number: u64) -> Result<SegmentFile, ImageError> {
+        SegmentFile::open(self.backend(), self.id, number)
+    }
+
+    fn hold_record(&self, id: &ImageId, how: Hold) -> Result<Box<dyn Held>, ImageError> {
+        match self.backend.hold(&record_name(id), how)? {
+            Holding::Held(held) => Ok(held),
+            Holding::Taken => Err(ImageError::InUse { id: id.0.clone() }),
+            Holding::Missing => Err(self.not_found(&id.0)),
         }
-        Ok(())
     }
 
-    fn lock_record(&self, id: &ImageId, how: FlockOperation) -> Result<File, ImageError> {
-        let path = self.record_path(id);
-        let file = File::open(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                ImageError::NotFound { reference: id.0.clone(), store: self.root.clone() }
-            }
-            _ => ImageError::io("open", &path)(error),
-        })?;
-        flock(&file, how).map_err(|_| ImageError::InUse { id: id.0.clone() })?;
-        Ok(file)
+    fn not_found(&self, reference: &str) -> ImageError {
+        ImageError::NotFound { reference: reference.to_owned(), store: self.url() }
     }
+}
+
+pub(crate) fn record_name(id: &ImageId) -> String {
+    format!("images/{id}{RECORD_SUFFIX}")
 }
 
 pub(crate) fn segment_name(number: u64) -> String {
     format!("segments/{number:016x}.seg")
-}
-
-pub(crate) fn open_segment(
-    root: &Path,
-    store: [u8; 16],
-    number: u64,
-) -> Result<SegmentFile, ImageError> {
-    SegmentFile::open(&root.join(segment_name(number)), store, number)
 }
 
 fn hex(bytes: &[u8; 16]) -> String {

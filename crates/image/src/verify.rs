@@ -1,4 +1,4 @@
-use crate::{Entry, FileStore, FrameCache, ImageError, ImageId, PageAddress};
+use crate::{Entry, Store, FrameCache, ImageError, ImageId, PageAddress};
 use dewar_units::PageNumber;
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub struct Verified {
 /// # Errors
 /// The first damage found, with the page or file named.
 pub fn verify(
-    store: &FileStore,
+    store: &Store,
     id: &ImageId,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Verified, ImageError> {

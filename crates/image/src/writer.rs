@@ -1,16 +1,16 @@
 use crate::flush::Flusher;
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
-use crate::record::{Blob, DiskRecord, ImageId, PageCounts, Record};
+use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
 use crate::sink::PageSink;
-use crate::store::segment_name;
+use crate::store::{record_name, segment_name};
 use crate::table::{self, Table};
-use crate::{Entry, FileStore, ImageError, PageAddress, files};
+use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::{BTreeSet, HashSet};
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Segment numbers taken from the store at a time.
@@ -34,7 +34,7 @@ pub struct ImageOptions {
 /// stays where the parent has it. Say [`ImageWriter::expect`] of pages that
 /// must be put: until they are, the image cannot be finished.
 pub struct ImageWriter<'s> {
-    store: &'s FileStore,
+    store: &'s Store,
     id: ImageId,
     options: ImageOptions,
     /// While we hold the reader, nobody deletes the parent.
@@ -55,13 +55,13 @@ struct Shared {
     /// Segments and frames that are stored as they are.
     raw: HashSet<(u64, u16)>,
     stored_bytes: u64,
-    /// The file that could not be written, and the error number.
-    failure: Option<(PathBuf, i32)>,
+    /// Why a segment could not be written.
+    failure: Option<Arc<ImageError>>,
 }
 
 impl<'s> ImageWriter<'s> {
     pub(crate) fn new(
-        store: &'s FileStore,
+        store: &'s Store,
         id: ImageId,
         lease: WriterLease,
         options: ImageOptions,
@@ -91,7 +91,7 @@ impl<'s> ImageWriter<'s> {
             parent,
             entries,
             shared: Mutex::new(shared),
-            flusher: Mutex::new(Some(Flusher::start(store.root()))),
+            flusher: Mutex::new(Some(Flusher::start(&store.shared_backend()))),
             committed: false,
         })
     }
@@ -152,15 +152,52 @@ impl<'s> ImageWriter<'s> {
         Ok(Blob { bytes: bytes.len() as u64, entries, blake3 })
     }
 
-    /// Reserves the path of a disk copy, for whoever writes it to make it in the
-    /// store's `disks` folder.
+    /// Says where a disk copy shall be written: in the store, or in `scratch`
+    /// where the store is no folder.
     ///
     /// # Errors
     /// Where the store cannot be written.
-    pub fn reserve_disk(&self, number: usize, format: &str) -> Result<PathBuf, ImageError> {
+    pub fn reserve_disk(
+        &self,
+        number: usize,
+        format: &str,
+        scratch: &Path,
+    ) -> Result<PathBuf, ImageError> {
         let file = format!("{}-{number}.{format}", self.id);
+        let Some(folder) = self.store.folder() else {
+            return Ok(scratch.join(file));
+        };
         self.lock().note(&[format!("disks/{file}")])?;
-        Ok(self.store.disk_path(&file))
+        Ok(folder.join("disks").join(file))
+    }
+
+    /// The files on which a copy of a disk can stand that holds only what was
+    /// written since the parent was taken, nearest first; none where it must
+    /// hold all.
+    pub fn disk_below(&self, name: &str, virtual_bytes: u64) -> Vec<DiskLayer> {
+        match (&self.parent, self.store.folder()) {
+            (Some((parent, _)), Some(_)) => {
+                disks::to_stand_on(parent.record(), name, virtual_bytes)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes a disk copy that was written where [`ImageWriter::reserve_disk`]
+    /// said.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or not be put into the store.
+    pub fn put_disk(&self, path: &Path) -> Result<FileDigest, ImageError> {
+        let digest = FileDigest::of(path)?;
+        if self.store.folder().is_none() {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            let backend = self.store.shared_backend();
+            let names = disks::objects(&*backend, &file, digest.bytes);
+            self.lock().note(&names)?;
+            disks::put(&*backend, path, &names)?;
+        }
+        Ok(digest)
     }
 
     /// Builds the page table. All sinks must be finished.
@@ -184,7 +221,7 @@ impl<'s> ImageWriter<'s> {
         Ok((built.root, counts))
     }
 
-    /// Waits until all that was put is on disk.
+    /// Waits until all that was put lasts.
     ///
     /// # Errors
     /// Where any of it could not be written.
@@ -192,10 +229,15 @@ impl<'s> ImageWriter<'s> {
         // The lock is held to the end: who comes meanwhile must hear of a failure.
         let mut flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
         if let Some(flusher) = flusher.take() {
-            flusher.finish().inspect_err(|error| self.lock().note_failure(error))?;
+            if let Err(error) = flusher.finish() {
+                self.lock().failure = Some(Arc::new(error));
+            }
         }
         drop(flusher);
-        files::sync_folder(&self.store.root().join("segments"))
+        if let Some(failure) = &self.lock().failure {
+            return Err(ImageError::Earlier(Arc::clone(failure)));
+        }
+        self.store.backend().settle("segments")
     }
 
     /// Bytes put so far, compressed.
@@ -220,25 +262,26 @@ impl<'s> ImageWriter<'s> {
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();
-        let size = |number: &u64| {
-            std::fs::metadata(self.store.root().join(segment_name(*number)))
-                .map_or(0, |it| it.len())
-        };
-        record.summary.inherited_bytes = record.inherited_segments.iter().map(size).sum();
+        let size = |number: &u64| self.store.backend().size(&segment_name(*number));
+        record.summary.inherited_bytes = record
+            .inherited_segments
+            .iter()
+            .map(|number| Ok(size(number)?.unwrap_or(0)))
+            .sum::<Result<u64, ImageError>>()?;
+        let below = record.disks.iter().flat_map(|disk| &disk.below);
+        record.summary.inherited_bytes += below.map(|layer| layer.digest.bytes).sum::<u64>();
         record.parent = self.parent.as_ref().map(|(parent, _)| parent.record().id.clone());
-        let path = self.store.record_path(&self.id);
-        let bytes = record
-            .to_bytes()
-            .map_err(|error| ImageError::io("write", &path)(std::io::Error::other(error)))?;
-        files::sync_folder(&self.store.root().join("disks"))?;
-        files::write_atomically(&path, &bytes).inspect_err(|_| {
-            // It may be in place already; without its files it must not stay.
-            let _ = files::remove(&path);
+        let name = record_name(&self.id);
+        let bytes = record.to_bytes().map_err(|error| {
+            ImageError::io("write", Path::new(&name))(std::io::Error::other(error))
         })?;
-        self.committed = true;
+        self.store.backend().settle("disks")?;
         let lease = self.lock().lease.take();
-        // A lease that cannot be removed harms nothing: the image exists.
-        let _ = lease.map(WriterLease::release);
+        if let Some(Err((lease, error))) = lease.map(|lease| lease.commit(&name, &bytes)) {
+            self.lock().lease = Some(lease);
+            return Err(error);
+        }
+        self.committed = true;
         Ok(record)
     }
 
@@ -274,7 +317,7 @@ impl<'s> ImageWriter<'s> {
         flusher.as_ref().map(Flusher::spare_buffer).unwrap_or_default()
     }
 
-    /// Hands a finished segment to the disk.
+    /// Hands a finished segment to the store.
     pub(crate) fn submit(&self, number: u64, bytes: Vec<u8>) -> Result<(), ImageError> {
         self.lock().stored_bytes += bytes.len() as u64;
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
@@ -285,9 +328,7 @@ impl<'s> ImageWriter<'s> {
         }
         // The threads stopped at an error: fetch it, or tell again what another
         // thread fetched.
-        self.sync()?;
-        let (path, errno) = self.lock().failure.clone().unwrap_or_default();
-        Err(ImageError::io("write", &path)(std::io::Error::from_raw_os_error(errno)))
+        self.sync()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
@@ -304,19 +345,13 @@ impl Drop for ImageWriter<'_> {
         if !self.committed {
             if let Some(lease) = self.lock().lease.take() {
                 // What cannot be removed now, the next writer's sweep removes.
-                let _ = lease.abandon(self.store.root());
+                let _ = lease.abandon(self.store.backend());
             }
         }
     }
 }
 
 impl Shared {
-    fn note_failure(&mut self, error: &ImageError) {
-        if let ImageError::Io { path, cause, .. } = error {
-            self.failure = Some((path.clone(), cause.raw_os_error().unwrap_or(0)));
-        }
-    }
-
     fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }

@@ -1,133 +1,24 @@
 //! Images written to a real folder and read back; every byte of every file
 //! altered once in a while.
 
-use dewar_codec::Codec;
+mod common;
+
+use common::{PAGES, commit, content, options, read_back, write_image};
 use dewar_image::{
-    Blob, Collected, Entry, FileDigest, FileStore, FrameCache, ImageError, ImageId, ImageOptions,
-    ImageWriter, MemoryRecord, PageCounts, Record, RegionRecord, Summary, collect, diff, verify,
+    Collected, FrameCache, ImageError, ImageId, ImageWriter, Location, Record, Store, collect, diff, verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: u64 = 3000;
-
-/// A page that is zeros, text, or noise, and differs from every other.
-fn content(page: u64, version: u64) -> Vec<u8> {
-    let mut state = page * 1_000_003 + version + 1;
-    match page % 4 {
-        0 if version == 0 => vec![0; PAGE_BYTES],
-        1 | 2 => format!("page {page} version {version}; ")
-            .into_bytes()
-            .into_iter()
-            .cycle()
-            .take(PAGE_BYTES)
-            .collect(),
-        _ => (0..PAGE_BYTES)
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (state >> 56) as u8
-            })
-            .collect(),
-    }
-}
-
-fn options() -> ImageOptions {
-    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1 }
-}
-
-fn commit(writer: ImageWriter<'_>, disk: Option<&str>) -> Record {
-    let (root, counts) = writer.finish_memory(100).expect("table");
-    let device_state = writer.put_blob(b"device state").expect("blob");
-    let hot_pages = writer.put_blob(&[]).expect("blob");
-    let disks = disk.map(|content| {
-        let file = writer.reserve_disk(0, "raw").expect("reserve");
-        fs::write(&file, content).expect("disk");
-        let digest = FileDigest::of(&file).expect("digest");
-        dewar_image::DiskRecord {
-            name: "d".into(),
-            file: file.file_name().expect("name").to_string_lossy().into_owned(),
-            format: "raw".into(),
-            virtual_bytes: 1,
-            digest,
-        }
-    });
-    let record = record(root, counts, device_state, hot_pages);
-    writer.commit(record, disks.into_iter().collect()).expect("commit")
-}
-
-fn record(root: Entry, counts: PageCounts, device_state: Blob, hot_pages: Blob) -> Record {
-    Record {
-        id: ImageId(String::new()),
-        store: String::new(),
-        guest: "g".into(),
-        tag: Some("t".into()),
-        created_ms: 1,
-        memory: MemoryRecord {
-            pages: PAGES,
-            root,
-            regions: vec![RegionRecord { name: "ram".into(), pages: PAGES }],
-            counts,
-        },
-        hot_pages,
-        device_state,
-        disks: vec![],
-        machine: serde_json::json!({"a": 1}),
-        segments: vec![],
-        inherited_segments: vec![],
-        parent: None,
-        summary: Summary::default(),
-    }
-}
-
-/// Writes an image by two threads; the last 500 pages twice.
-fn write_image(store: &FileStore) -> Record {
-    let writer = store.begin(options(), None).expect("begin");
-    writer.put_holes(PageRange::new(0, 100));
-    std::thread::scope(|scope| {
-        for pages in [100..1500, 1500..PAGES] {
-            let writer = &writer;
-            scope.spawn(move || {
-                let mut sink = writer.sink().expect("sink");
-                for page in pages {
-                    sink.put(PageNumber(page), &content(page, 0)).expect("put");
-                }
-                sink.flush().expect("flush");
-                sink.finish().expect("finish");
-            });
-        }
-    });
-    let mut sink = writer.sink().expect("sink");
-    for page in PAGES - 500..PAGES {
-        sink.put(PageNumber(page), &content(page, 1)).expect("put");
-    }
-    sink.finish().expect("finish");
-    commit(writer, Some("disk content"))
-}
-
-/// Whether every page comes back exactly.
-fn read_back(store: &FileStore, id: &ImageId) -> Result<(), ImageError> {
-    let image = store.open_image(id)?;
-    let mut cache = FrameCache::new()?;
-    for (page, entry) in image.entries()?.into_iter().enumerate() {
-        let page = page as u64;
-        let expected = match page {
-            0..100 => vec![0; PAGE_BYTES],
-            _ => content(page, u64::from(page >= PAGES - 500)),
-        };
-        let found = image.page(PageNumber(page), entry, &mut cache)?;
-        assert_eq!(found.unwrap_or(&[0; PAGE_BYTES]), expected, "page {page}");
-    }
-    assert_eq!(image.blob("device state", &image.record().device_state)?, b"device state");
-    store.check_disks(image.record())
-}
-
-fn new_store() -> (tempfile::TempDir, FileStore) {
+fn new_store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().expect("tempdir");
-    let store = FileStore::open_or_create(&folder.path().join("store")).expect("store");
+    let store = Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
     (folder, store)
+}
+
+fn root(store: &Store) -> &Path {
+    store.folder().expect("a folder")
 }
 
 fn files(root: &Path) -> Vec<PathBuf> {
@@ -168,7 +59,7 @@ fn files_are_private() {
     use std::os::unix::fs::PermissionsExt;
     let (_folder, store) = new_store();
     write_image(&store);
-    for path in files(store.root()) {
+    for path in files(root(&store)) {
         // The disk was made by the test itself.
         if !path.to_string_lossy().contains("/disks/") {
             assert_eq!(
@@ -180,7 +71,7 @@ fn files_are_private() {
         }
     }
     for folder in ["", "segments", "images", "disks", "writers"] {
-        let mode = fs::metadata(store.root().join(folder)).expect("stat").permissions().mode();
+        let mode = fs::metadata(root(&store).join(folder)).expect("stat").permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
     }
 }
@@ -188,7 +79,7 @@ fn files_are_private() {
 #[test]
 fn a_writer_that_gives_up_or_dies_leaves_nothing() {
     let (_folder, store) = new_store();
-    let before = files(store.root());
+    let before = files(root(&store));
     let put = |writer: &ImageWriter<'_>| {
         let mut sink = writer.sink().expect("sink");
         for page in 0..PAGES {
@@ -198,7 +89,7 @@ fn a_writer_that_gives_up_or_dies_leaves_nothing() {
         writer.sync().expect("sync");
     };
     let without_counter = || {
-        let mut found = files(store.root());
+        let mut found = files(root(&store));
         found.retain(|path| !path.ends_with("next-segment"));
         found
     };
@@ -212,11 +103,11 @@ fn a_writer_that_gives_up_or_dies_leaves_nothing() {
     // is remade here as a process that died leaves it.
     let writer = store.begin(options(), None).expect("begin");
     put(&writer);
-    let lease = files(&store.root().join("writers")).remove(0);
+    let lease = files(&root(&store).join("writers")).remove(0);
     let text = fs::read(&lease).expect("read");
     store.sweep().expect("sweep");
     assert!(lease.exists(), "a living writer is left alone");
-    let segment = files(&store.root().join("segments")).remove(0);
+    let segment = files(&root(&store).join("segments")).remove(0);
     let content = fs::read(&segment).expect("read");
     drop(writer);
     fs::write(&lease, text).expect("write");
@@ -254,7 +145,7 @@ fn deleting_one_image_leaves_the_other_whole() {
 
 /// An image on top of `parent` in which `changed` pages are new; their content
 /// is `content(page, 7)`.
-fn write_on(store: &FileStore, parent: &ImageId, changed: &[u64]) -> Record {
+fn write_on(store: &Store, parent: &ImageId, changed: &[u64]) -> Record {
     let reader = store.open_image(parent).expect("parent");
     let writer = store.begin(options(), Some(&reader)).expect("begin");
     let mut expected = PageSet::new(PAGES);
@@ -301,7 +192,7 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
     verify(&store, &second.id, |_, _| {}).expect("verify");
     // Damage in what it inherited is found.
     let inherited = second.inherited_segments[0];
-    let segment = store.root().join(format!("segments/{inherited:016x}.seg"));
+    let segment = root(&store).join(format!("segments/{inherited:016x}.seg"));
     let whole = fs::read(&segment).expect("read");
     let mut damaged = whole.clone();
     damaged.iter_mut().skip(200).step_by(4096).for_each(|byte| *byte ^= 1);
@@ -309,13 +200,13 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
     verify(&store, &second.id, |_, _| {}).expect_err("damaged");
     fs::write(&segment, whole).expect("write");
     store.delete(&second.id).expect("delete");
-    let left = files(&store.root().join("segments"));
+    let left = files(&root(&store).join("segments"));
     assert!(left.is_empty(), "{left:?}");
 }
 
 /// Bytes of all segments.
-fn segment_bytes(store: &FileStore) -> u64 {
-    let segments = files(&store.root().join("segments"));
+fn segment_bytes(store: &Store) -> u64 {
+    let segments = files(&root(&store).join("segments"));
     segments.iter().map(|path| fs::metadata(path).expect("stat").len()).sum()
 }
 
@@ -332,9 +223,9 @@ fn collecting_frees_what_no_image_needs() {
     let before = segment_bytes(&store);
 
     // What a collection that was killed leaves, and a segment of nobody.
-    let stray = store.root().join("segments/00000000000fffff.seg");
-    fs::copy(files(&store.root().join("segments")).remove(0), &stray).expect("copy");
-    let part = store.root().join("segments/0000000000000001.seg.part");
+    let stray = root(&store).join("segments/00000000000fffff.seg");
+    fs::copy(files(&root(&store).join("segments")).remove(0), &stray).expect("copy");
+    let part = root(&store).join("segments/0000000000000001.seg.9.part");
     fs::write(&part, "half").expect("write");
     let told = collect(&store, true, |_, _| {}).expect("dry run");
     assert_eq!((told.segments_removed, told.segments_compacted > 0), (1, true));
@@ -346,7 +237,7 @@ fn collecting_frees_what_no_image_needs() {
     let mut cache = FrameCache::new().expect("cache");
     reader.page(PageNumber(150), entries[150], &mut cache).expect("page");
     let base = store.open_image(&second.id).expect("open");
-    let count = || files(&store.root().join("segments")).len();
+    let count = || files(&root(&store).join("segments")).len();
     let count_before = count();
     let writer = store.begin(options(), Some(&base)).expect("begin");
     let mut sink = writer.sink().expect("sink");
@@ -394,13 +285,13 @@ fn collecting_frees_what_no_image_needs() {
 fn collecting_removes_nothing_where_a_record_cannot_be_read() {
     let (_folder, store) = new_store();
     let (first, second) = (write_image(&store), write_image(&store));
-    let path = store.root().join(format!("images/{}.json", second.id));
+    let path = root(&store).join(format!("images/{}.json", second.id));
     let record = fs::read(&path).expect("read");
     fs::write(&path, &record[..record.len() / 2]).expect("write");
-    let before = files(store.root());
+    let before = files(root(&store));
     collect(&store, false, |_, _| {}).expect_err("a damaged record");
     store.delete(&first.id).expect_err("a damaged record");
-    assert_eq!(files(store.root()), before);
+    assert_eq!(files(root(&store)), before);
 }
 
 #[test]
@@ -408,7 +299,7 @@ fn a_flipped_bit_anywhere_is_refused() {
     let (_folder, store) = new_store();
     let record = write_image(&store);
     let mut flips = 0;
-    for path in files(store.root()) {
+    for path in files(root(&store)) {
         if path.ends_with("next-segment") || path.ends_with("store.json") {
             continue;
         }
@@ -446,7 +337,7 @@ fn a_flipped_bit_anywhere_is_refused() {
 fn right_frames_in_wrong_places_are_refused() {
     let (_folder, store) = new_store();
     let (record, other) = (write_image(&store), write_image(&store));
-    let path = |number: u64| store.root().join(format!("segments/{number:016x}.seg"));
+    let path = |number: u64| root(&store).join(format!("segments/{number:016x}.seg"));
     let good = fs::read(path(record.segments[0])).expect("read");
 
     // A whole segment in another's place.
@@ -478,7 +369,7 @@ fn right_frames_in_wrong_places_are_refused() {
 
     // A record under another's name.
     fs::write(path(record.segments[0]), &good).expect("write");
-    let images = store.root().join("images");
+    let images = root(&store).join("images");
     fs::copy(images.join(format!("{}.json", other.id)), images.join(format!("{}.json", record.id)))
         .expect("copy");
     assert!(store.open_image(&record.id).is_err());

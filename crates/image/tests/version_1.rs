@@ -5,8 +5,8 @@
 
 use dewar_codec::Codec;
 use dewar_image::{
-    FileStore, FrameCache, ImageError, ImageId, ImageOptions, MemoryRecord, Record, RegionRecord,
-    Summary, verify,
+    FrameCache, ImageError, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
+    verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::path::Path;
@@ -33,7 +33,7 @@ fn content(page: u64) -> Vec<u8> {
 }
 
 fn write(root: &Path) -> Result<Record, ImageError> {
-    let store = FileStore::open_or_create(root)?;
+    let store = Store::open_or_create(&Location::Folder(root.to_owned()))?;
     let writer = store.begin(ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1 }, None)?;
     writer.put_holes(PageRange::new(0, 10));
     writer.put_holes(PageRange::new(13, 599));
@@ -45,26 +45,13 @@ fn write(root: &Path) -> Result<Record, ImageError> {
     let (root, counts) = writer.finish_memory(596)?;
     let device_state = writer.put_blob(b"device state")?;
     let hot_pages = writer.put_blob(&599u64.to_le_bytes())?;
+    let regions = vec![RegionRecord { name: "ram".into(), pages: PAGES }];
+    let memory = MemoryRecord { pages: PAGES, root, regions, counts };
     let record = Record {
-        id: ImageId(String::new()),
-        store: String::new(),
-        guest: "example".into(),
         tag: Some("worked".into()),
         created_ms: 1_790_000_000_000,
-        memory: MemoryRecord {
-            pages: PAGES,
-            root,
-            regions: vec![RegionRecord { name: "ram".into(), pages: PAGES }],
-            counts,
-        },
-        hot_pages,
-        device_state,
-        disks: vec![],
         machine: serde_json::json!({"hypervisor": "none"}),
-        segments: vec![],
-        inherited_segments: vec![],
-        parent: None,
-        summary: Summary::default(),
+        ..Record::new("example", memory, device_state, hot_pages)
     };
     writer.commit(record, vec![])
 }
@@ -89,7 +76,7 @@ fn a_store_of_version_1_is_read() {
             std::fs::copy(entry.path(), to).expect("copy");
         }
     }
-    let store = FileStore::open(folder.path()).expect("store");
+    let store = Store::open(&Location::Folder(folder.path().to_owned())).expect("store");
     let id = store.find("worked").expect("find");
     verify(&store, &id, |_, _| {}).expect("verify");
     let image = store.open_image(&id).expect("open");

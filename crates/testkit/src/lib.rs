@@ -3,14 +3,17 @@
 //! timed from outside.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod console;
 mod guest;
 mod heartbeat;
 mod lab;
 mod process;
+mod redis;
 
 pub use console::Console;
 pub use guest::{DiskSpec, GuestSpec, guest_files, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};
 pub use process::{is_alive, kill, signal_stop, wait_until, wait_while_alive};
+pub use redis::{RedisCluster, RedisServer, SlowWay};

@@ -11,7 +11,7 @@ use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_image::{FileStore, Record};
+use dewar_image::{Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let held = context.hold(&args.name)?;
     held.require_alive()?;
     wait_for_memory(&held, &progress)?;
-    let folder = context.store_folder(args.store.store.as_deref())?;
-    let store = FileStore::open_or_create(&folder)
+    let location = context.store_location(args.store.store.as_deref())?;
+    let store = Store::open_or_create(&location)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let Held { folder: guest_folder, record, lock } = held;
     let mut guest = QemuGuest::attach(guest_folder.clone(), record)
@@ -52,14 +52,16 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         level: ZSTD_LEVEL,
         tag: args.tag,
         machine,
+        scratch: guest_folder.make_scratch()?,
     };
-    let guardian = Guardian::start(context, &args.name, store.root(), guest.qmp(), &lock)?;
+    let guardian = Guardian::start(context, &args.name, &store.url(), guest.qmp(), &lock)?;
     progress.stage("guarded");
     if let Some(tracking) = tracking {
         Tracking { since: None, ..tracking }.save(&guest_folder)?;
     }
     let result = checkpoint(&mut guest, &store, options, &progress);
     drop(progress);
+    guest_folder.remove_scratch();
     let health = guest.health();
     if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
         guardian.dismiss();
@@ -125,7 +127,7 @@ fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
     }
 }
 
-pub fn to_json(record: &Record, store: &FileStore) -> Value {
+pub fn to_json(record: &Record, store: &Store) -> Value {
     let counts = record.memory.counts;
     json!({
         "checkpoint": record.id,
@@ -148,7 +150,7 @@ pub fn to_json(record: &Record, store: &FileStore) -> Value {
         "epochs": record.summary.epochs,
         "stages": record.summary.stages,
         "tag": record.tag,
-        "store": format!("file:{}", store.root().display()),
+        "store": store.url(),
         "created_ms": record.created_ms,
         "disks": record.disks.len(),
     })

@@ -2,21 +2,23 @@ use crate::args::ReferenceArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::server::ServerState;
+use dewar_image::Location;
 use serde_json::json;
 use std::fs;
+use std::path::PathBuf;
 
 pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
     let store = context.store(args.store.store.as_deref())?;
     let id = store.find(&args.reference)?;
-    let here = fs::canonicalize(store.root()).unwrap_or_else(|_| store.root().to_owned());
+    let here = identity(&store.url());
     for name in context.registry.names() {
         let folder = context.registry.guest(&name)?;
         let record = folder.record()?;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         let stands_on = record.origin.is_some_and(|origin| {
             origin.image == id.0
-                && (!origin.disks.is_empty() || needs_memory)
-                && fs::canonicalize(&origin.store).unwrap_or(origin.store) == here
+                && (origin.disks_in_store() || needs_memory)
+                && identity(&origin.store) == here
         });
         if stands_on {
             let what = format!("guest '{name}' still stands on checkpoint {id}");
@@ -28,4 +30,13 @@ pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
     store.delete(&id)?;
     context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
     Ok(())
+}
+
+/// Where a store is, whatever links lead there.
+fn identity(url: &str) -> Option<Location> {
+    let resolve = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path);
+    Location::parse(url).ok().map(|location| match location {
+        Location::Folder(path) => Location::Folder(resolve(path)),
+        elsewhere => elsewhere,
+    })
 }

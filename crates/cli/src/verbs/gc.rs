@@ -9,8 +9,10 @@ use serde_json::json;
 pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let store = context.store(args.store.store.as_deref())?;
     let progress = Progress::new("looking what checkpoints need");
-    let collected =
-        dewar_image::collect(&store, args.dry_run, |done, of| progress.progress(done, of))?;
+    let collected = dewar_image::collect(&store, args.dry_run, |done, of| {
+        progress.progress(done, of);
+        progress.signal_at(&format!("gc-{done}"));
+    })?;
     drop(progress);
     let would = if args.dry_run { "would be " } else { "" };
     context.print(

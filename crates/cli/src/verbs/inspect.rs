@@ -29,7 +29,7 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
         row("RAM", format!("{} {} {}", file.id, ByteSize(file.bytes), file.path.display()));
     }
     if let Some(origin) = &record.origin {
-        row("restored from", format!("{} in {}", origin.image, origin.store.display()));
+        row("restored from", format!("{} in {}", origin.image, origin.store));
     }
     let mut disks = Vec::new();
     let mut problems = Vec::new();

@@ -3,17 +3,20 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{ago, milliseconds, table};
 use crate::verbs::checkpoint::to_json;
+use dewar_image::{ImageError, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: LsArgs) -> Result<(), Failure> {
-    let folder = context.store_folder(args.store.store.as_deref())?;
-    if !folder.join("store.json").exists() {
-        let text = format!("no checkpoints: there is no store in {} yet", folder.display());
-        context.print(json!({"checkpoints": [], "problems": []}), &text);
-        return Ok(());
-    }
-    let store = context.store(args.store.store.as_deref())?;
+    let location = context.store_location(args.store.store.as_deref())?;
+    let store = match Store::open(&location) {
+        Err(ImageError::NoStore { url }) => {
+            let text = format!("no checkpoints: there is no store in {url} yet");
+            context.print(json!({"checkpoints": [], "problems": []}), &text);
+            return Ok(());
+        }
+        opened => opened?,
+    };
     let (mut records, problems) = store.records()?;
     records.retain(|record| args.guest.as_ref().is_none_or(|guest| record.guest == *guest));
     let rows = records

@@ -20,7 +20,7 @@ use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{
     Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
 };
-use dewar_image::{FileStore, ImageReader, Record};
+use dewar_image::{DiskRecord, ImageReader, Record, Store};
 use dewar_kernel::free_bytes;
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
@@ -55,11 +55,11 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
     hot_pages(&image)?;
-    store.check_disks(image.record())?;
-
     let mut made = Vec::new();
+    let disks = saved_disks(&store, &image, &folder, &mut made);
+    let disks = disks.inspect_err(|_| remove_files(&made))?;
     let result =
-        bring_back(context, &args, &store, &image, &folder, device_state, &progress, &mut made);
+        bring_back(context, &args, &store, &image, &folder, device_state, disks, &progress, &mut made);
     if let Err(failure) = result {
         end_unfinished(&folder)?;
         if folder.record().is_ok_and(|record| record.process.is_alive()) {
@@ -81,6 +81,9 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     }
     let record = result?;
     remove_files(&old_overlays(&folder).collect::<Vec<_>>());
+    if let Some(origin) = &record.origin {
+        folder.remove_other_base_disks(&origin.disks);
+    }
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let state = if args.paused { "is paused" } else { "runs" };
@@ -129,15 +132,15 @@ fn has_room(args: &RestoreArgs, record: &Record) -> bool {
 fn bring_back(
     context: &Context,
     args: &RestoreArgs,
-    store: &FileStore,
+    store: &Store,
     image: &ImageReader,
     folder: &GuestFolder,
     device_state: Vec<u8>,
+    disks: Vec<SavedDisk>,
     progress: &Progress,
     made: &mut Vec<PathBuf>,
 ) -> Result<GuestRecord, Failure> {
     let name = folder.name();
-    let disks = saved_disks(store, image);
     let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
     let regions: Vec<(String, u64)> = image
         .record()
@@ -176,7 +179,8 @@ fn bring_back(
         phase: Phase::Restoring,
         start_pending: !args.paused,
         origin: Some(Origin {
-            store: store.root().to_owned(),
+            store: store.url(),
+            in_store: store.folder().is_some(),
             image: image.record().id.0.clone(),
             disks: disks.iter().map(|disk| disk.path.clone()).collect(),
         }),
@@ -249,17 +253,29 @@ fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
     Ok(())
 }
 
-fn saved_disks(store: &FileStore, image: &ImageReader) -> Vec<SavedDisk> {
-    let disks = image.record().disks.iter();
-    disks
-        .map(|disk| SavedDisk {
-            name: disk.name.clone(),
-            path: fs::canonicalize(store.disk_path(&disk.file))
-                .unwrap_or_else(|_| store.disk_path(&disk.file)),
-            format: disk.format.clone(),
-            virtual_bytes: disk.virtual_bytes,
-        })
-        .collect()
+/// The image's disks as files, checked: those of the store itself, where it is
+/// a folder, or copies in the guest's folder.
+fn saved_disks(
+    store: &Store,
+    image: &ImageReader,
+    folder: &GuestFolder,
+    made: &mut Vec<PathBuf>,
+) -> Result<Vec<SavedDisk>, Failure> {
+    let saved = |disk: &DiskRecord| -> Result<SavedDisk, Failure> {
+        let copy = folder.base_disk(&disk.file);
+        let is_new = !copy.exists();
+        let path = store.disk_file(disk, &copy).inspect_err(|_| {
+            if is_new {
+                remove_files(std::slice::from_ref(&copy));
+            }
+        })?;
+        if is_new && path == copy {
+            made.push(copy);
+        }
+        let (name, format) = (disk.name.clone(), disk.format.clone());
+        Ok(SavedDisk { name, path, format, virtual_bytes: disk.virtual_bytes })
+    };
+    image.record().disks.iter().map(saved).collect()
 }
 
 fn open_all(revival: &Revival) -> Result<Vec<File>, Failure> {

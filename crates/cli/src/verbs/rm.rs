@@ -1,7 +1,7 @@
 use crate::args::RmArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use crate::verbs::stop::end;
+use crate::verbs::stop::{await_server, end};
 use serde_json::json;
 
 pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
@@ -20,6 +20,7 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
         }
         end(&held.record)?;
     }
+    await_server(&held.record);
     held.folder.remove_ram(&held.record)?;
     held.folder.remove_all()?;
     context.print(json!({"name": args.name}), &format!("{} is removed", args.name));

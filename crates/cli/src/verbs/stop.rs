@@ -9,6 +9,7 @@ use std::time::Duration;
 
 /// How long QEMU itself may take to end.
 const QUIT_WITHIN: Duration = Duration::from_secs(10);
+const SERVER_WITHIN: Duration = Duration::from_secs(3);
 
 pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
     let held = context.hold(&args.name)?;
@@ -17,6 +18,7 @@ pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
     if !by_itself {
         end(&held.record)?;
     }
+    await_server(&held.record);
     held.folder.remove_ram(&held.record)?;
     let how = if by_itself { "shut itself down" } else { "was ended" };
     context.print(
@@ -32,6 +34,15 @@ fn power_down(record: &GuestRecord, timeout: Duration) -> Result<bool, Failure> 
         .execute("system_powerdown", json!({}))
         .map_err(|error| qmp_failure(record, &error))?;
     Ok(record.process.ends_within(timeout))
+}
+
+/// Waits for the end of an ended guest's page server, which reads a checkpoint
+/// that could not be deleted meanwhile. One that waits for a far store takes
+/// longer, and harms nobody else.
+pub fn await_server(record: &GuestRecord) {
+    if let Some(server) = record.server {
+        server.ends_within(SERVER_WITHIN);
+    }
 }
 
 /// Ends QEMU: by its own command, and by SIGKILL where it does not obey.

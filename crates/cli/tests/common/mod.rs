@@ -1,7 +1,7 @@
 //! What the guest tests share.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
-use dewar_image::{FileStore, FrameCache, ImageId};
+use dewar_image::{Store, FrameCache, ImageId, Location};
 use dewar_testkit::{Lab, TestGuest};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde_json::Value;
@@ -21,8 +21,13 @@ pub struct HeldCheckpoint {
 impl HeldCheckpoint {
     /// Starts it and waits until it stands there.
     pub fn at(lab: &Lab, guest: &str, step: &str) -> Self {
+        Self::at_with(lab, &["checkpoint", guest], step)
+    }
+
+    /// The same with a command line of one's own.
+    pub fn at_with(lab: &Lab, line: &[&str], step: &str) -> Self {
         let child = lab
-            .command(&["checkpoint", guest])
+            .command(line)
             .env("DEWAR_TEST_SIGNAL", format!("{step}:stop"))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -85,13 +90,34 @@ pub fn files(root: &std::path::Path) -> Vec<PathBuf> {
 }
 
 /// The guest's RAM as it is now; it must stand still.
-fn ram_now(lab: &Lab, name: &str) -> Vec<u8> {
+pub fn ram_now(lab: &Lab, name: &str) -> Vec<u8> {
     let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
     let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
     let files = record["ram"].as_array().expect("RAM");
     files
         .iter()
         .flat_map(|file| std::fs::read(file["path"].as_str().expect("path")).expect("RAM file"))
+        .collect()
+}
+
+/// The hash of each page.
+pub fn page_hashes(ram: &[u8]) -> Vec<blake3::Hash> {
+    ram.chunks(PAGE_BYTES).map(blake3::hash).collect()
+}
+
+/// The hash of each page of an image in the default store.
+pub fn image_hashes(lab: &Lab, id: &ImageId) -> Vec<blake3::Hash> {
+    let store = Store::open(&Location::Folder(lab.store())).expect("store");
+    let image = store.open_image(id).expect("image");
+    let mut cache = FrameCache::new().expect("cache");
+    let entries = image.entries().expect("entries");
+    (0..)
+        .map(PageNumber)
+        .zip(entries)
+        .map(|(page, entry)| {
+            let content = image.page(page, entry, &mut cache).expect("page");
+            blake3::hash(content.unwrap_or(&[0; PAGE_BYTES]))
+        })
         .collect()
 }
 
@@ -103,23 +129,13 @@ pub fn assert_exact(lab: &Lab, guest: &mut TestGuest, load: &str) -> Value {
     let (code, out, said) = held.go_on();
     assert_eq!(code, 0, "{said}");
     let told: Value = serde_json::from_str(&out).expect("JSON");
-    let store = FileStore::open(&lab.store()).expect("store");
     let id = ImageId(told["checkpoint"].as_str().expect("id").to_owned());
-    let image = store.open_image(&id).expect("image");
-    let mut cache = FrameCache::new().expect("cache");
-    let entries = image.entries().expect("entries");
-    assert_eq!(entries.len() * PAGE_BYTES, ram.len());
-    let mut different: Vec<u64> = Vec::new();
-    for (number, (entry, page)) in entries.iter().zip(ram.chunks(PAGE_BYTES)).enumerate() {
-        let number = PageNumber(number as u64);
-        let saved = image.page(number, *entry, &mut cache).expect("page");
-        if saved.unwrap_or(&[0; PAGE_BYTES]) != page {
-            different.push(number.0);
-        }
-    }
+    let (saved, ram) = (image_hashes(lab, &id), page_hashes(&ram));
+    assert_eq!(saved.len(), ram.len());
+    let different: Vec<usize> = (0..ram.len()).filter(|page| saved[*page] != ram[*page]).collect();
     assert!(different.is_empty(), "{different:?}: pages that differ under load '{load}'");
     let epochs = told["epochs"].as_array().expect("epochs");
-    println!("{load}: {} pages equal, {} epochs", entries.len(), epochs.len());
+    println!("{load}: {} pages equal, {} epochs", ram.len(), epochs.len());
     guest.console.ask("count").expect("the guest goes on");
     told
 }

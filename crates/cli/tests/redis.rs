@@ -1,0 +1,170 @@
+//! Checkpoints in Redis and in a Cluster, of real guests, with servers that go
+//! away in the middle.
+
+mod common;
+
+use common::HeldCheckpoint;
+use dewar_testkit::{GuestSpec, Lab, RedisCluster, RedisServer, TestGuest, wait_until};
+use rustix::process::Signal;
+use std::time::Duration;
+
+fn guest(lab: &Lab) -> TestGuest {
+    let spec = GuestSpec { memory_mib: 256, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 64 noise").expect("fill");
+    guest.console.ask("check 6000 1 disk").expect("check");
+    guest
+}
+
+#[test]
+fn a_guest_lives_in_redis() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let url = server.url();
+    let mut guest = guest(&lab);
+    let first = lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "one"]).done().json();
+    let second = lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "two"]).done().json();
+    assert_eq!(second["parent"], first["checkpoint"]);
+    assert_eq!(second["disks"], 1);
+    lab.dewar(&["verify", "two", "--store", &url]).done();
+    assert_eq!(
+        lab.dewar(&["ls", "--store", &url]).done().json()["checkpoints"].as_array().map(Vec::len),
+        Some(2)
+    );
+    lab.dewar(&["delete", "one", "--store", &url]).done();
+    lab.dewar(&["gc", "--store", &url]).done();
+    for how in [&["--eager"][..], &[]] {
+        lab.crash("g");
+        let arguments = [&["two", "--store", &url], how].concat();
+        lab.restore(&mut guest, &arguments).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+    }
+    // The server dies while pages arrive: the guest waits, and goes on.
+    lab.crash("g");
+    lab.restore(&mut guest, &["two", "--store", &url]).expect("restore");
+    server.kill().expect("kill");
+    std::thread::sleep(Duration::from_millis(500));
+    server.start_again().expect("start");
+    guest.console.ask("verify").expect("consistent");
+    wait_until("all memory", Duration::from_secs(60), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
+    });
+    // Its disks are its own: the checkpoint may go.
+    lab.dewar(&["delete", "two", "--store", &url]).done();
+    guest.console.ask("verify").expect("consistent");
+    let left = common::files(&lab.root().join("guests/g"));
+    let disks = left.iter().filter(|it| it.to_string_lossy().contains("base-")).count();
+    assert_eq!(disks, 1, "{left:?}");
+    lab.dewar(&["rm", "g", "--force"]).done();
+    assert!(common::files(&lab.root().join("guests")).is_empty());
+}
+
+#[test]
+fn a_cluster_node_dies_in_a_checkpoint_and_in_a_restore() {
+    let lab = common::lab();
+    let mut cluster = RedisCluster::start().expect("cluster");
+    let url = format!("{}/?retry=2s", cluster.url());
+    let mut guest = guest(&lab);
+    lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "whole"]).done();
+    let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--full", "--store", &url], "armed");
+    cluster.nodes[2].kill().expect("kill");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    for words in ["redis://", "no checkpoint was made", "the guest is running"] {
+        assert!(said.contains(words), "'{words}' is not in: {said}");
+    }
+    guest.console.ask("verify").expect("the guest runs on");
+    cluster.nodes[2].start_again().expect("start");
+    cluster.wait_whole();
+    lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "after"]).done();
+    // Now while its memory arrives; it waits for its own pages only.
+    lab.crash("g");
+    lab.restore(&mut guest, &["after", "--store", &url]).expect("restore");
+    let dead: Vec<usize> = (0..3).collect();
+    for node in dead {
+        cluster.nodes[node].kill().expect("kill");
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.nodes[node].start_again().expect("start");
+        cluster.wait_whole();
+    }
+    guest.console.ask("verify").expect("consistent");
+    // Where a node is away, a restore fails and starts nothing.
+    lab.crash("g");
+    cluster.nodes[0].kill().expect("kill");
+    let ran = lab.dewar(&["restore", "after", "--eager", "--store", &url]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stderr.contains("redis://"), "{}", ran.stderr);
+    cluster.nodes[0].start_again().expect("start");
+    cluster.wait_whole();
+    lab.restore(&mut guest, &["after", "--eager", "--store", &url]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn secrets_come_from_the_environment_alone() {
+    let lab = common::lab();
+    let server = RedisServer::start(&["--requirepass", "s3cret"]).expect("redis");
+    let _guest = guest(&lab);
+    let url = server.url();
+    let told = lab.dewar(&["checkpoint", "g", "--store", &url]);
+    let told = told.failed(1, &["refused the credentials", "DEWAR_REDIS_PASSWORD"]);
+    assert!(!told.stderr.contains("s3cret"));
+    let on_line = format!("redis://:s3cret@127.0.0.1:{}", server.port());
+    let told = lab.dewar(&["checkpoint", "g", "--store", &on_line]).failed(4, &["command line"]);
+    assert!(!told.stderr.contains("s3cret"), "{}", told.stderr);
+    let file = lab.path().join("password");
+    std::fs::write(&file, "s3cret\n").expect("write");
+    for (variable, value) in [
+        ("DEWAR_REDIS_PASSWORD", "s3cret".to_owned()),
+        ("DEWAR_REDIS_PASSWORD_FILE", file.display().to_string()),
+    ] {
+        let mut command = lab.command(&["checkpoint", "g", "--store", &url]);
+        let output = command.env(variable, value).output().expect("dewar");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("s3cret"));
+    }
+    for file in common::files(&lab.root()) {
+        let text = std::fs::read(&file).unwrap_or_default();
+        assert!(!text.windows(6).any(|it| it == b"s3cret"), "{}", file.display());
+    }
+}
+
+#[test]
+fn a_full_server_fails_the_checkpoint_alone() {
+    let lab = common::lab();
+    let server = RedisServer::start(&["--maxmemory", "30mb"]).expect("redis");
+    let mut guest = guest(&lab);
+    let url = server.url();
+    let told = lab.dewar(&["checkpoint", "g", "--store", &url]);
+    told.failed(1, &["it is full", "no checkpoint was made; the guest is running"]);
+    guest.console.ask("verify").expect("the guest runs on");
+    assert_eq!(lab.dewar(&["ls", "--store", &url]).json()["checkpoints"], serde_json::json!([]));
+    server.ask(&["config", "set", "maxmemory", "0"]).expect("config");
+    lab.dewar(&["checkpoint", "g", "--store", &url]).done();
+}
+
+#[test]
+fn killed_with_a_remote_store_nothing_stays() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let url = server.url();
+    let mut guest = guest(&lab);
+    for step in ["bulk-done", "resumed", "disks-copied", "synced"] {
+        let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--store", &url], step);
+        let guardian = held.guardian().expect("a guardian");
+        dewar_testkit::kill(held.pid, Signal::KILL);
+        held.kill();
+        dewar_testkit::wait_while_alive(guardian);
+        guest.console.ask("verify").unwrap_or_else(|error| panic!("after {step}: {error:#}"));
+        assert_eq!(lab.dewar(&["ls", "--store", &url]).json()["checkpoints"], serde_json::json!([]));
+    }
+    // The dead one's place in the store runs out.
+    std::thread::sleep(Duration::from_secs(21));
+    let told = lab.dewar(&["checkpoint", "g", "--store", &url]).done().json();
+    let segments = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
+    lab.dewar(&["verify", told["checkpoint"].as_str().expect("id"), "--store", &url]).done();
+    lab.dewar(&["gc", "--store", &url]).done();
+    let after = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
+    assert_eq!(segments.lines().count(), after.lines().count());
+    assert!(!lab.root().join("guests/g/scratch").exists());
+}

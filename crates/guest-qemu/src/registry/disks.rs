@@ -1,0 +1,44 @@
+//! Disk copies of a guest whose store is no folder: on their way there, and
+//! brought back from there.
+
+use super::{GuestFolder, RegistryError, io_error};
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+const SCRATCH: &str = "scratch";
+const BASE: &str = "base-";
+
+impl GuestFolder {
+    /// Makes an empty folder for files that only the command in hand needs.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn make_scratch(&self) -> Result<PathBuf, RegistryError> {
+        self.remove_scratch();
+        let path = self.file(SCRATCH);
+        DirBuilder::new().mode(0o700).create(&path).map_err(io_error("create", &path))?;
+        Ok(path)
+    }
+
+    /// Removes it; what stays, the next one removes.
+    pub fn remove_scratch(&self) {
+        let _ = fs::remove_dir_all(self.file(SCRATCH));
+    }
+
+    /// Where a saved disk lies that was brought here to restore the guest.
+    pub fn base_disk(&self, file: &str) -> PathBuf {
+        self.file(&format!("{BASE}{file}"))
+    }
+
+    /// Removes saved disks that the guest does not stand on.
+    pub fn remove_other_base_disks(&self, kept: &[PathBuf]) {
+        for entry in fs::read_dir(self.file("")).into_iter().flatten().flatten() {
+            let is_base = entry.file_name().to_string_lossy().starts_with(BASE);
+            if is_base && !kept.contains(&entry.path()) {
+                // What stays, the next restore or 'rm' removes.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}

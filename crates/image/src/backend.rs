@@ -1,0 +1,127 @@
+//! Where a store keeps its objects: a folder, Redis, and whatever comes later.
+//!
+//! A store is a set of named objects. `store.json`, the records in `images/`
+//! and the leases in `writers/` are small and few; what is in `segments/` and
+//! `disks/` is large, never altered, and may be spread over many machines. Only
+//! a folder holds objects of more than [`LARGEST_OBJECT`] bytes (its disk
+//! copies); elsewhere a disk copy is many objects.
+//!
+//! **Holds** keep two commands out of each other's way. Who holds an object
+//! exclusively is alone with it; who dies lets go (a lock that the kernel
+//! drops, or a lease that runs out). A holder that was away for too long may
+//! have lost its hold without noticing: so what makes an image exist is put
+//! through the hold, which fails then.
+
+use crate::{ImageError, SEGMENT_BYTES};
+use std::fmt;
+use std::path::Path;
+
+/// Most bytes of an object outside a folder.
+pub(crate) const LARGEST_OBJECT: usize = 16 << 20;
+
+// The last frame and the directory come on top.
+const _: () = assert!(SEGMENT_BYTES + (1 << 20) <= LARGEST_OBJECT);
+
+/// A place for objects. All operations may be called by several threads.
+/// Where a place can be away for a moment, they try again for a while before
+/// they fail.
+pub(crate) trait Backend: fmt::Debug + Send + Sync {
+    /// What people call it, without anything secret.
+    fn url(&self) -> String;
+
+    /// The folder in which objects are files by their names, if it is one.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    /// An object's bytes; `None` where there is none.
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError>;
+
+    /// Puts an object in one step over what was there: safe from crashes, as
+    /// far as the place is.
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
+
+    /// The same for an object that is not there yet, and fast: after a crash it
+    /// may be there in part. [`Backend::settle`] makes it last.
+    fn put_new(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
+
+    /// The first of several who create an object wins; the others are told
+    /// `false`.
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<bool, ImageError>;
+
+    /// Makes last what was put into `folder` by [`Backend::put_new`], or removed
+    /// from it.
+    fn settle(&self, folder: &str) -> Result<(), ImageError>;
+
+    /// An object to read pieces of. One that is replaced meanwhile may be read
+    /// as it was or as it is.
+    fn open(&self, name: &str) -> Result<Box<dyn Object>, ImageError>;
+
+    /// An object's length; `None` where there is none.
+    fn size(&self, name: &str) -> Result<Option<u64>, ImageError>;
+
+    /// The names of all objects in `folder`, without it, and their lengths.
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, ImageError>;
+
+    /// Removes an object; one that is gone already is as good.
+    fn remove(&self, name: &str) -> Result<(), ImageError>;
+
+    /// Removes what killed [`Backend::put`]s left in `folder`, where nobody puts
+    /// now.
+    fn tidy(&self, folder: &str) -> Result<(), ImageError>;
+
+    /// Takes hold of an object.
+    fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError>;
+
+    /// Adds to a counter that begins at 1; returns what it was before. No two
+    /// get the same number, and none is given out again.
+    fn count(&self, name: &str, more: u64) -> Result<u64, ImageError>;
+}
+
+/// An object, open for reading.
+pub(crate) trait Object: fmt::Debug + Send + Sync {
+    /// Its length.
+    fn bytes(&self) -> u64;
+
+    /// Fills `buffer` from `offset` on.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImageError>;
+
+    /// Says that all of it will be wanted soon.
+    fn read_ahead(&self) {}
+}
+
+/// How to hold an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Make it, empty, and hold it alone; it is never seen without its holder.
+    New,
+    /// Alone; not where somebody holds it.
+    Alone,
+    /// Alone, after waiting for those who hold it.
+    AloneAfterAll,
+    /// With others who share it.
+    Shared,
+}
+
+/// What became of a try to hold.
+#[derive(Debug)]
+pub(crate) enum Holding {
+    /// It is held until this is dropped.
+    Held(Box<dyn Held>),
+    /// Somebody else holds it.
+    Taken,
+    /// There is no such object.
+    Missing,
+}
+
+/// An object that we hold.
+pub(crate) trait Held: fmt::Debug + Send + Sync {
+    /// Adds to the object's end; on return that lasts.
+    fn append(&mut self, text: &str) -> Result<(), ImageError>;
+
+    /// [`Backend::put`] of another object, but not where the hold was lost.
+    fn put(&mut self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
+
+    /// Removes the object and lets go.
+    fn remove(self: Box<Self>) -> Result<(), ImageError>;
+}

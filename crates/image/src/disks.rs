@@ -1,0 +1,131 @@
+//! Copies of disks. In a folder each is a file, which QEMU writes and opens in
+//! place; elsewhere it is many objects, made of a file that QEMU wrote and made
+//! a file again before QEMU opens it.
+
+use crate::backend::{Backend, LARGEST_OBJECT};
+use crate::{DiskLayer, DiskRecord, FileDigest, ImageError, Record, Store, files};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Most files that a disk copy stands on. Each costs its reader a look, and
+/// keeps bytes that later ones replaced.
+const MOST_BELOW: usize = 16;
+
+/// Bytes of a disk copy in one object.
+const PIECE: u64 = LARGEST_OBJECT as u64 / 2;
+
+/// The names of the objects that hold a disk copy of so many bytes.
+pub(crate) fn objects(backend: &dyn Backend, file: &str, bytes: u64) -> Vec<String> {
+    if backend.folder().is_some() {
+        return vec![format!("disks/{file}")];
+    }
+    (0..bytes.div_ceil(PIECE)).map(|piece| format!("disks/{file}/{piece:08x}")).collect()
+}
+
+/// The files on which a new copy of a disk can stand: those of the same disk in
+/// an earlier image, unless they are many or hold more changes than disk.
+pub(crate) fn to_stand_on(record: &Record, name: &str, virtual_bytes: u64) -> Vec<DiskLayer> {
+    let same = |disk: &&DiskRecord| {
+        disk.name == name && disk.virtual_bytes == virtual_bytes && disk.format == "qcow2"
+    };
+    let Some(disk) = record.disks.iter().find(same) else { return Vec::new() };
+    let layers: Vec<DiskLayer> = disk.layers().collect();
+    let (whole, changes) = layers.split_last().map_or((0, 0), |(last, changes)| {
+        (last.digest.bytes, changes.iter().map(|layer| layer.digest.bytes).sum::<u64>())
+    });
+    if layers.len() > MOST_BELOW || changes > whole {
+        return Vec::new();
+    }
+    layers
+}
+
+/// Puts a disk copy that lies in a file, whose objects a lease names, into a
+/// store.
+pub(crate) fn put(backend: &dyn Backend, path: &Path, names: &[String]) -> Result<(), ImageError> {
+    let failed = |cause| ImageError::io("read", path)(cause);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut piece = Vec::with_capacity(PIECE as usize);
+    for name in names {
+        piece.clear();
+        Read::by_ref(&mut file).take(PIECE).read_to_end(&mut piece).map_err(failed)?;
+        backend.put_new(name, &piece)?;
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Checks the copies of an image's disks.
+    ///
+    /// # Errors
+    /// Where one is missing or altered.
+    pub fn check_disks(&self, record: &Record) -> Result<(), ImageError> {
+        for disk in &record.disks {
+            for layer in disk.layers() {
+                let digest = match self.folder() {
+                    Some(folder) => FileDigest::of(&folder.join("disks").join(&layer.file))?,
+                    None => self.read_layer(&layer, |_| Ok(()))?,
+                };
+                self.require_same(disk, &layer, &digest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A disk copy as a file: its own, where the store is a folder; otherwise
+    /// one that is made at `path` and checked.
+    ///
+    /// # Errors
+    /// Where it cannot be read or written, or is not what it was.
+    pub fn disk_file(&self, disk: &DiskRecord, path: &Path) -> Result<PathBuf, ImageError> {
+        if let Some(folder) = self.folder() {
+            let path = folder.join("disks").join(&disk.file);
+            return Ok(std::fs::canonicalize(&path).unwrap_or(path));
+        }
+        let failed = |cause| ImageError::io("write", path)(cause);
+        let mut options = files::private_options();
+        let mut file = options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
+        // Copies stand on others only in folders.
+        let layer = DiskLayer { file: disk.file.clone(), digest: disk.digest.clone() };
+        let digest = self.read_layer(&layer, |piece| file.write_all(piece).map_err(failed))?;
+        self.require_same(disk, &layer, &digest)?;
+        Ok(path.to_owned())
+    }
+
+    /// The objects that a disk copy is made of, those that it stands on
+    /// included.
+    pub(crate) fn disk_objects(&self, disk: &DiskRecord) -> Vec<String> {
+        let of = |it: DiskLayer| objects(self.backend(), &it.file, it.digest.bytes);
+        disk.layers().flat_map(of).collect()
+    }
+
+    fn read_layer(
+        &self,
+        layer: &DiskLayer,
+        mut each: impl FnMut(&[u8]) -> Result<(), ImageError>,
+    ) -> Result<FileDigest, ImageError> {
+        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
+        for name in objects(self.backend(), &layer.file, layer.digest.bytes) {
+            let piece = self.backend().get(&name)?.ok_or_else(|| {
+                ImageError::damaged(format!("{name} of {}", self.url()), "it is missing")
+            })?;
+            hasher.update(&piece);
+            bytes += piece.len() as u64;
+            each(&piece)?;
+        }
+        Ok(FileDigest { bytes, blake3: hasher.finalize().to_hex().to_string() })
+    }
+
+    fn require_same(
+        &self,
+        disk: &DiskRecord,
+        layer: &DiskLayer,
+        found: &FileDigest,
+    ) -> Result<(), ImageError> {
+        if *found == layer.digest {
+            return Ok(());
+        }
+        let place = format!("{} in {} (disk '{}')", layer.file, self.url(), disk.name);
+        Err(ImageError::damaged(place, "its content changed since the checkpoint"))
+    }
+}

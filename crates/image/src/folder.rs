@@ -1,0 +1,243 @@
+//! A store in a folder: objects are files by their names. Private to their
+//! owner; held by `flock`, which the kernel drops when the holder dies.
+
+use crate::backend::{Backend, Held, Hold, Holding, Object};
+use crate::direct::DirectWriter;
+use crate::{ImageError, files};
+use rustix::fs::{Advice, FlockOperation, fadvise, flock};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+const PART: &str = ".part";
+
+#[derive(Debug)]
+pub(crate) struct Folder {
+    root: PathBuf,
+    /// Writers that are not in use; each keeps its buffer.
+    writers: Mutex<Vec<DirectWriter>>,
+}
+
+impl Folder {
+    /// The folder at `root`, there or not.
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), writers: Mutex::default() }
+    }
+
+    /// Makes it and its sub-folders.
+    pub(crate) fn make(&self) -> Result<(), ImageError> {
+        ["", "segments", "images", "disks", "writers"]
+            .into_iter()
+            .try_for_each(|folder| files::make_private_folder(&self.root.join(folder)))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    fn writers(&self) -> std::sync::MutexGuard<'_, Vec<DirectWriter>> {
+        self.writers.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+impl Backend for Folder {
+    fn url(&self) -> String {
+        format!("file:{}", self.root.display())
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.root)
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
+        let path = self.path(name);
+        unless_missing(fs::read(&path)).map_err(ImageError::io("read", &path))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        files::write_atomically(&self.path(name), bytes)
+    }
+
+    fn put_new(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        let mut writer = self.writers().pop().unwrap_or_default();
+        writer.write(&self.path(name), bytes)?;
+        self.writers().push(writer);
+        Ok(())
+    }
+
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<bool, ImageError> {
+        let path = self.path(name);
+        let made = self.path(&format!("{name}.{}", std::process::id()));
+        files::write_atomically(&made, bytes)?;
+        let linked = fs::hard_link(&made, &path);
+        files::remove(&made)?;
+        match linked {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(ImageError::io("create", &path)(error)),
+            Ok(()) => path.parent().map_or(Ok(()), files::sync_folder).map(|()| true),
+        }
+    }
+
+    fn settle(&self, folder: &str) -> Result<(), ImageError> {
+        files::sync_folder(&self.path(folder))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Object>, ImageError> {
+        let path = self.path(name);
+        let file = File::open(&path).map_err(ImageError::io("open", &path))?;
+        let bytes = file.metadata().map_err(ImageError::io("read", &path))?.len();
+        Ok(Box::new(OpenFile { file, path, bytes }))
+    }
+
+    fn size(&self, name: &str) -> Result<Option<u64>, ImageError> {
+        let path = self.path(name);
+        let data = unless_missing(fs::metadata(&path)).map_err(ImageError::io("read", &path))?;
+        Ok(data.map(|data| data.len()))
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, ImageError> {
+        let path = self.path(folder);
+        let entries = fs::read_dir(&path).map_err(ImageError::io("list", &path))?;
+        let object = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            // One that vanishes meanwhile is not there.
+            (!name.ends_with(PART)).then_some((name, entry.metadata().ok()?.len()))
+        };
+        Ok(entries.flatten().filter_map(object).collect())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), ImageError> {
+        files::remove(&self.path(name))
+    }
+
+    fn tidy(&self, folder: &str) -> Result<(), ImageError> {
+        let path = self.path(folder);
+        let entries = fs::read_dir(&path).map_err(ImageError::io("list", &path))?;
+        entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.to_string_lossy().ends_with(PART))
+            .try_for_each(|path| files::remove(&path))
+    }
+
+    fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {
+        let path = self.path(name);
+        let held = |file| Holding::Held(Box::new(HeldFile { file, path: path.clone(), root: self.root.clone() }));
+        if how == Hold::New {
+            return make_held(&path).map(held).map_err(ImageError::io("create", &path));
+        }
+        let opened = unless_missing(File::open(&path)).map_err(ImageError::io("open", &path))?;
+        let Some(file) = opened else { return Ok(Holding::Missing) };
+        let lock = match how {
+            Hold::AloneAfterAll => FlockOperation::LockExclusive,
+            Hold::Shared => FlockOperation::NonBlockingLockShared,
+            Hold::Alone | Hold::New => FlockOperation::NonBlockingLockExclusive,
+        };
+        match flock(&file, lock) {
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(Holding::Taken),
+            Err(error) => Err(ImageError::io("lock", &path)(error.into())),
+            // It may have been removed while we opened or waited.
+            Ok(()) if !is_at(&file, &path) => Ok(Holding::Missing),
+            Ok(()) => Ok(held(file)),
+        }
+    }
+
+    fn count(&self, name: &str, more: u64) -> Result<u64, ImageError> {
+        let path = self.path(name);
+        let count = || -> std::io::Result<u64> {
+            let mut file = files::private_options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)?;
+            flock(&file, FlockOperation::LockExclusive)?;
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
+            let noted: u64 = match text.trim() {
+                "" => 1,
+                number => number.parse().map_err(std::io::Error::other)?,
+            };
+            file.rewind()?;
+            // Of fixed length, so that an overwrite is never half a number.
+            writeln!(file, "{:020}", noted + more)?;
+            file.sync_data()?;
+            Ok(noted)
+        };
+        count().map_err(ImageError::io("write", &path))
+    }
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Object for OpenFile {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImageError> {
+        self.file.read_exact_at(buffer, offset).map_err(ImageError::io("read", &self.path))
+    }
+
+    fn read_ahead(&self) {
+        // Advice: without it, reading is as right.
+        let _ = fadvise(&self.file, 0, None, Advice::WillNeed);
+    }
+}
+
+#[derive(Debug)]
+struct HeldFile {
+    file: File,
+    path: PathBuf,
+    root: PathBuf,
+}
+
+impl Held for HeldFile {
+    fn append(&mut self, text: &str) -> Result<(), ImageError> {
+        self.file
+            .write_all(text.as_bytes())
+            .and_then(|()| self.file.sync_data())
+            .map_err(ImageError::io("write", &self.path))
+    }
+
+    fn put(&mut self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        let path = self.root.join(name);
+        files::write_atomically(&path, bytes).inspect_err(|_| {
+            // It may be in place already; told to have failed, it must not stay.
+            let _ = files::remove(&path);
+        })
+    }
+
+    fn remove(self: Box<Self>) -> Result<(), ImageError> {
+        files::remove(&self.path)
+    }
+}
+
+/// Locked before it gets its name: who finds it unlocked knows its maker dead.
+fn make_held(path: &Path) -> std::io::Result<File> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(PART);
+    let file = files::private_options().write(true).create_new(true).open(&part)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    fs::rename(&part, path)?;
+    Ok(file)
+}
+
+/// Whether `path` still means the file that we opened and locked.
+fn is_at(file: &File, path: &Path) -> bool {
+    matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if a.ino() == b.ino())
+}
+
+fn unless_missing<T>(result: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}

@@ -1,0 +1,256 @@
+//! Connections to Redis, and trying again.
+//!
+//! What fails because the server is away, starting or changing its master is
+//! tried again, later and later, for as long as the store's `retry` says. What
+//! it refuses (a password, a full memory, a read-only replica) fails at once.
+//! Every command that is tried again may have been done already; so each one
+//! must be as good when it is done twice.
+
+use crate::ImageError;
+use crate::location::RedisPlace;
+use redis::cluster::ClusterClientBuilder;
+use redis::{
+    Client, ConnectionAddr, ConnectionLike, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, RedisResult, ServerErrorKind, TlsCertificates,
+};
+use std::fmt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to answer: an object of 8 MiB on a slow network.
+const ANSWER: Duration = Duration::from_secs(20);
+const CONNECT: Duration = Duration::from_secs(3);
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// A wrong host is told soon.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+
+type Connection = Box<dyn ConnectionLike + Send>;
+
+/// Connections that are not in use; as many as threads work at a time.
+pub(super) struct Pool {
+    place: RedisPlace,
+    url: String,
+    secrets: Secrets,
+    is_cluster: bool,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// Who we are, from the environment; never from a command line.
+#[derive(Default)]
+struct Secrets {
+    username: Option<String>,
+    password: Option<String>,
+    /// The authority that signed the server's certificate (PEM), where the
+    /// system does not know it.
+    authority: Option<Vec<u8>>,
+}
+
+impl Pool {
+    pub(super) fn connect(place: &RedisPlace) -> Result<Self, ImageError> {
+        let mut pool = Self {
+            place: place.clone(),
+            url: place.to_string(),
+            secrets: Secrets::from_environment()?,
+            is_cluster: false,
+            idle: Mutex::default(),
+        };
+        let retry = FIRST_RETRY.min(place.retry);
+        let mut ask = redis::cmd("INFO");
+        ask.arg("cluster");
+        let info: String =
+            pool.run_within(retry, "open", "it", |connection| ask.query(connection))?;
+        if info.contains("cluster_enabled:1") {
+            pool.is_cluster = true;
+            pool.idle = Mutex::default();
+        }
+        Ok(pool)
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(super) fn run<T>(
+        &self,
+        operation: &'static str,
+        object: &str,
+        work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
+    ) -> Result<T, ImageError> {
+        self.run_within(self.place.retry, operation, object, work)
+    }
+
+    pub(super) fn run_within<T>(
+        &self,
+        retry: Duration,
+        operation: &'static str,
+        object: &str,
+        mut work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
+    ) -> Result<T, ImageError> {
+        let (began, mut wait) = (Instant::now(), FIRST_WAIT);
+        loop {
+            let result = self.take().and_then(|mut connection| {
+                let result = work(&mut *connection);
+                if !result.as_ref().is_err_and(is_broken) {
+                    self.idle().push(connection);
+                }
+                result
+            });
+            match result {
+                Err(error) if is_passing(&error) && began.elapsed() + wait < retry => {
+                    std::thread::sleep(wait);
+                    wait = (wait * 2).min(LONGEST_WAIT);
+                }
+                Err(error) => return Err(self.error(operation, object, &explain(&error))),
+                Ok(value) => return Ok(value),
+            }
+        }
+    }
+
+    pub(super) fn error(&self, operation: &'static str, object: &str, cause: &str) -> ImageError {
+        ImageError::Store {
+            operation,
+            object: object.to_owned(),
+            store: self.url.clone(),
+            cause: cause.to_owned(),
+        }
+    }
+
+    fn take(&self) -> RedisResult<Connection> {
+        let idle = self.idle().pop();
+        match idle {
+            Some(connection) => Ok(connection),
+            None if self.is_cluster => self.connect_cluster(),
+            None => self.connect_any(),
+        }
+    }
+
+    /// To the first host that answers.
+    fn connect_any(&self) -> RedisResult<Connection> {
+        let mut failure = None;
+        for (host, port) in &self.place.hosts {
+            match self.connect_server(host, *port) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| (ErrorKind::InvalidClientConfig, "no host").into()))
+    }
+
+    fn connect_server(&self, host: &str, port: u16) -> RedisResult<Connection> {
+        let mut who = RedisConnectionInfo::default().set_db(i64::from(self.place.database));
+        if let Some(name) = &self.secrets.username {
+            who = who.set_username(name);
+        }
+        if let Some(password) = &self.secrets.password {
+            who = who.set_password(password);
+        }
+        let info = self.address(host, port).into_connection_info()?.set_redis_settings(who);
+        let client = match self.place.tls {
+            true => Client::build_with_tls(info, self.certificates())?,
+            false => Client::open(info)?,
+        };
+        let connection = client.get_connection_with_timeout(CONNECT)?;
+        connection.set_read_timeout(Some(ANSWER))?;
+        connection.set_write_timeout(Some(ANSWER))?;
+        Ok(Box::new(connection))
+    }
+
+    fn connect_cluster(&self) -> RedisResult<Connection> {
+        let nodes = self.place.hosts.iter().map(|(host, port)| self.address(host, *port));
+        let mut builder = ClusterClientBuilder::new(nodes)
+            .connection_timeout(CONNECT)
+            .response_timeout(ANSWER)
+            .retries(2);
+        if let Some(name) = &self.secrets.username {
+            builder = builder.username(name);
+        }
+        if let Some(password) = &self.secrets.password {
+            builder = builder.password(password);
+        }
+        if self.place.tls {
+            builder = builder.certs(self.certificates());
+        }
+        let connection = builder.build()?.get_connection()?;
+        connection.set_read_timeout(Some(ANSWER))?;
+        connection.set_write_timeout(Some(ANSWER))?;
+        Ok(Box::new(connection))
+    }
+
+    fn address(&self, host: &str, port: u16) -> ConnectionAddr {
+        let host = host.to_owned();
+        match self.place.tls {
+            true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            false => ConnectionAddr::Tcp(host, port),
+        }
+    }
+
+    fn certificates(&self) -> TlsCertificates {
+        TlsCertificates { client_tls: None, root_cert: self.secrets.authority.clone() }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+impl Secrets {
+    fn from_environment() -> Result<Self, ImageError> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let read = |name: &str| -> Result<Option<Vec<u8>>, ImageError> {
+            let Some(path) = variable(name) else { return Ok(None) };
+            let path = Path::new(&path);
+            std::fs::read(path).map(Some).map_err(ImageError::io("read", path))
+        };
+        let from_file = read("DEWAR_REDIS_PASSWORD_FILE")?
+            .map(|bytes| String::from_utf8_lossy(&bytes).trim_end().to_owned());
+        Ok(Self {
+            username: variable("DEWAR_REDIS_USERNAME"),
+            password: variable("DEWAR_REDIS_PASSWORD").or(from_file),
+            authority: read("DEWAR_REDIS_CA_FILE")?,
+        })
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the secrets.
+        f.debug_struct("Pool").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// Whether a connection is of no more use after an error.
+fn is_broken(error: &RedisError) -> bool {
+    // An answer that is still under way would be taken for the next one's.
+    !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+}
+
+/// Whether an error may be gone in a while.
+fn is_passing(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, TryAgain};
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => true,
+        ErrorKind::Server(kind) => {
+            matches!(kind, Ask | BusyLoading | ClusterDown | MasterDown | Moved | TryAgain)
+        }
+        ErrorKind::Parse => error.is_connection_dropped(),
+        _ => false,
+    }
+}
+
+fn explain(error: &RedisError) -> String {
+    let plain = match (error.kind(), error.code()) {
+        (_, Some("OOM")) => "it is full (its maxmemory is reached)",
+        (_, Some("MISCONF")) => "it cannot save to its own disk and takes no more",
+        (_, Some("WRONGPASS" | "NOAUTH")) | (ErrorKind::AuthenticationFailed, _) => {
+            "it refused the credentials (DEWAR_REDIS_USERNAME, DEWAR_REDIS_PASSWORD)"
+        }
+        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => "it is a read-only replica",
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => "its user has not the right to",
+        (ErrorKind::Server(ServerErrorKind::ClusterDown), _) => "a part of the Cluster is down",
+        (ErrorKind::ClusterConnectionNotFound, _) => "a node of the Cluster cannot be reached",
+        _ => return error.to_string(),
+    };
+    format!("{plain}: {error}")
+}

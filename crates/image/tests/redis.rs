@@ -1,0 +1,205 @@
+//! A store in a real Redis server and in a real Cluster of three.
+
+mod common;
+
+use common::{PAGES, commit, content, options, read_back, write_image};
+use dewar_image::{ImageError, ImageId, Location, Store, collect, verify};
+use dewar_testkit::{RedisCluster, RedisServer, SlowWay};
+use dewar_units::{PageNumber, PageRange};
+use std::time::{Duration, Instant};
+
+fn open(url: &str) -> Result<Store, ImageError> {
+    Store::open_or_create(&Location::parse(url)?)
+}
+
+/// The image that [`write_image`] makes, on top of `parent`, with one more page.
+fn write_child(store: &Store, parent: &ImageId) -> Result<ImageId, ImageError> {
+    let parent = store.open_image(parent)?;
+    let writer = store.begin(options(), Some(&parent))?;
+    let mut sink = writer.sink()?;
+    sink.put(PageNumber(7), &content(7, 3))?;
+    sink.finish()?;
+    Ok(commit(writer, None).id)
+}
+
+/// Keys of large objects, on any node.
+fn large_keys(server: &RedisServer) -> usize {
+    let keys = server.ask(&["--scan", "--pattern", "dewar:*"]).expect("scan");
+    keys.lines().filter(|key| !key.is_empty()).count()
+}
+
+fn lives(store: &Store) {
+    let first = write_image(store);
+    read_back(store, &first.id).expect("read back");
+    verify(store, &first.id, |_, _| {}).expect("verify");
+    let second = write_child(store, &first.id).expect("child");
+    assert!(store.record(&second).expect("record").summary.inherited_bytes > 0);
+    assert_eq!(store.ids().expect("ids").len(), 2);
+    store.delete(&first.id).expect("delete");
+    let image = store.open_image(&second).expect("open");
+    let entries = image.entries().expect("entries");
+    let mut cache = dewar_image::FrameCache::new().expect("cache");
+    for page in [7, 101, 1501, PAGES - 1] {
+        let expected = content(page, if page == 7 { 3 } else { u64::from(page >= PAGES - 500) });
+        let found = image.page(PageNumber(page), entries[page as usize], &mut cache).expect("page");
+        assert_eq!(found.expect("not zeros"), expected);
+    }
+    // A segment of which one frame is needed is made small under our eyes.
+    let freed = collect(store, false, |_, _| {}).expect("gc");
+    let again = image.page(PageNumber(101), entries[101], &mut cache).expect("page");
+    assert_eq!(again.expect("not zeros"), content(101, 0));
+    assert!(matches!(store.delete(&second), Err(ImageError::InUse { .. })), "{freed:?}");
+    drop(image);
+    verify(store, &second, |_, _| {}).expect("verify");
+    store.delete(&second).expect("delete");
+    assert_eq!(store.ids().expect("ids"), []);
+}
+
+#[test]
+fn images_live_in_a_server() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    lives(&store);
+    assert_eq!(large_keys(&server), 0);
+    // Another store in the same server is another store.
+    let other = open(&format!("{}?prefix=other", server.url())).expect("store");
+    assert_ne!(other.id(), store.id());
+    let missing = Store::open(&Location::parse(&format!("{}?prefix=no", server.url())).expect("url"));
+    assert!(matches!(missing, Err(ImageError::NoStore { .. })), "{missing:?}");
+}
+
+#[test]
+fn images_live_in_a_cluster() {
+    let cluster = RedisCluster::start().expect("cluster");
+    let store = open(&cluster.url()).expect("store");
+    let image = write_image(&store);
+    let spread: Vec<usize> = cluster.nodes.iter().map(large_keys).collect();
+    assert!(spread.iter().filter(|keys| **keys > 0).count() >= 2, "{spread:?}");
+    store.delete(&image.id).expect("delete");
+    lives(&store);
+    assert_eq!(cluster.nodes.iter().map(large_keys).sum::<usize>(), 0);
+}
+
+#[test]
+fn a_server_that_restarts_is_waited_for() {
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let first = write_image(&store);
+    let writer = store.begin(options(), None).expect("begin");
+    server.kill().expect("kill");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(600));
+            server.start_again().expect("start");
+        });
+        writer.put_holes(PageRange::new(0, 100));
+        let mut sink = writer.sink().expect("sink");
+        for page in 100..PAGES {
+            sink.put(PageNumber(page), &content(page, u64::from(page >= PAGES - 500))).expect("put");
+        }
+        sink.finish().expect("finish");
+    });
+    let second = commit(writer, Some("disk content"));
+    read_back(&store, &second.id).expect("read back");
+    read_back(&store, &first.id).expect("read back");
+}
+
+#[test]
+fn a_node_that_stays_away_fails_the_image() {
+    let mut cluster = RedisCluster::start().expect("cluster");
+    let store = open(&format!("{}/?retry=1s", cluster.url())).expect("store");
+    let first = write_image(&store);
+    cluster.nodes[1].kill().expect("kill");
+    cluster.wait_broken(0);
+    let began = Instant::now();
+    let failed = write(&store).expect_err("a third of the slots is gone");
+    assert!(matches!(failed, ImageError::Store { .. } | ImageError::Earlier(_)), "{failed:?}");
+    assert!(failed.to_string().contains("redis://"), "{failed}");
+    let read = read_back(&store, &first.id);
+    assert!(read.is_err(), "a segment of the dead node was read");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    cluster.nodes[1].start_again().expect("start");
+    cluster.wait_whole();
+    read_back(&store, &first.id).expect("read back");
+    // What the failed one left goes when its lease has run out.
+    std::thread::sleep(Duration::from_secs(21));
+    store.sweep().expect("sweep");
+    store.delete(&first.id).expect("delete");
+    assert_eq!(cluster.nodes.iter().map(large_keys).sum::<usize>(), 0);
+}
+
+/// As [`write_image`], with errors told.
+fn write(store: &Store) -> Result<(), ImageError> {
+    let writer = store.begin(options(), None)?;
+    let mut sink = writer.sink()?;
+    for page in 0..PAGES {
+        sink.put(PageNumber(page), &content(page, 1))?;
+    }
+    sink.finish()?;
+    writer.sync()
+}
+
+#[test]
+fn what_a_server_refuses_is_told_at_once() {
+    let began = Instant::now();
+    let full = RedisServer::start(&["--maxmemory", "6mb"]).expect("redis");
+    let store = open(&full.url()).expect("store");
+    let failed = write(&store).expect_err("full").to_string();
+    assert!(failed.contains("it is full"), "{failed}");
+    store.sweep().expect("sweep");
+    assert_eq!(large_keys(&full), 0, "a failed image leaves nothing");
+
+    let forgets = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]).expect("redis");
+    let failed = open(&forgets.url()).expect_err("it evicts").to_string();
+    assert!(failed.contains("noeviction"), "{failed}");
+
+    let locked = RedisServer::start(&["--requirepass", "s3cret"]).expect("redis");
+    let failed = open(&locked.url()).expect_err("no password").to_string();
+    assert!(failed.contains("credentials") && !failed.contains("s3cret"), "{failed}");
+
+    let master = full.port().to_string();
+    let replica =
+        RedisServer::start(&["--replicaof", &format!("127.0.0.1 {master}")]).expect("redis");
+    let failed = Store::open(&Location::parse(&replica.url()).expect("url"))
+        .and_then(|store| write(&store))
+        .expect_err("read-only")
+        .to_string();
+    assert!(failed.contains("read-only") || failed.contains("no checkpoint store"), "{failed}");
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_wrong_host_is_told_soon() {
+    let began = Instant::now();
+    let failed = open("redis://127.0.0.1:1").expect_err("nobody there").to_string();
+    assert!(failed.contains("redis://127.0.0.1:1"), "{failed}");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_slow_server_is_only_slow() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let way = SlowWay::to(server.port(), Duration::from_millis(100)).expect("way");
+    let store = open(&way.url()).expect("store");
+    let image = write_image(&store);
+    read_back(&open(&server.url()).expect("store"), &image.id).expect("read back");
+    verify(&store, &image.id, |_, _| {}).expect("verify");
+}
+
+#[test]
+fn who_lost_his_place_makes_no_image() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let writer = store.begin(options(), None).expect("begin");
+    writer.put_holes(PageRange::new(0, PAGES));
+    let (root, counts) = writer.finish_memory(PAGES).expect("table");
+    let device_state = writer.put_blob(b"state").expect("blob");
+    let hot_pages = writer.put_blob(&[]).expect("blob");
+    // As if it had been stopped for longer than its lease lasts.
+    server.ask(&["del", &format!("{{dewar}}:hold:writers/{}.lease", writer.id())]).expect("del");
+    store.sweep().expect("sweep");
+    let record = common::record(root, counts, device_state, hot_pages);
+    let failed = writer.commit(record, vec![]).expect_err("its segments are gone").to_string();
+    assert!(failed.contains("given our place away"), "{failed}");
+    assert_eq!(store.ids().expect("ids"), []);
+}
