@@ -1,0 +1,184 @@
+//! Chains of images with deletions and collections in between: killed at every
+//! step, beside running checkpoints, and fifty long. No surviving image ever
+//! changes.
+
+mod common;
+
+use common::{HeldCheckpoint, page_hashes, ram_now};
+use dewar_image::{ImageId, Location, Store};
+use dewar_testkit::{GuestSpec, Lab, TestGuest};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn guest(lab: &Lab, name: &str) -> TestGuest {
+    let spec = GuestSpec { memory_mib: 192, ..GuestSpec::default() };
+    let mut guest = lab.run(name, &spec).expect("guest");
+    guest.console.ask("fill 48 noise").expect("fill");
+    guest.console.ask("check 6000 1 disk").expect("check");
+    guest
+}
+
+fn id(told: &Value) -> ImageId {
+    ImageId(told["checkpoint"].as_str().expect("id").to_owned())
+}
+
+/// As random as a fixed seed makes it.
+struct Random(u32);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 16) as usize % bound
+    }
+}
+
+fn open(folder: &Path) -> Store {
+    Store::open(&Location::Folder(folder.to_owned())).expect("store")
+}
+
+fn verify_all(store: &Store, images: &[ImageId], when: &str) {
+    for image in images {
+        dewar_image::verify(store, image, |_, _| {})
+            .unwrap_or_else(|error| panic!("{image} {when}: {error}"));
+    }
+}
+
+#[test]
+fn killed_at_every_step_it_harms_nothing() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    let mut images: Vec<ImageId> = (0..6)
+        .map(|_| {
+            guest.console.ask("count").expect("alive");
+            id(&lab.dewar(&["checkpoint", "g"]).done().json())
+        })
+        .collect();
+    for gone in [0, 1, 2] {
+        lab.dewar(&["delete", &images.remove(gone).0]).done();
+    }
+    let copy = lab.path().join("copy");
+    let url = format!("file:{}", copy.display());
+    let prepare = || {
+        let _ = std::fs::remove_dir_all(&copy);
+        let copied = Command::new("cp").arg("-a").arg(lab.store()).arg(&copy).status();
+        assert!(copied.expect("cp").success());
+        // Nobody needs it.
+        let any = common::files(&copy.join("segments")).remove(0);
+        std::fs::copy(any, copy.join("segments/0000000000000fff.seg")).expect("copy");
+    };
+    prepare();
+    let whole = lab.dewar(&["gc", "--store", &url]).done().json();
+    assert!(whole["segments_compacted"].as_u64() > Some(0), "{whole}");
+    assert_eq!(whole["segments_removed"], 1);
+    let clean = common::files(&copy.join("segments"));
+
+    let mut random = Random(7);
+    for round in 0.. {
+        prepare();
+        let mut command = lab.command(&["gc", "--store", &url]);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let by_step = round % 2 == 0;
+        if by_step {
+            command.env("DEWAR_TEST_SIGNAL", format!("gc-{}:kill", round / 2));
+        }
+        let mut child = command.spawn().expect("dewar");
+        if !by_step {
+            std::thread::sleep(Duration::from_micros(random.below(40_000) as u64));
+            dewar_testkit::kill(child.id() as i32, rustix::process::Signal::KILL);
+        }
+        let ended = child.wait().expect("wait");
+        let when = format!("after a gc killed in round {round}");
+        verify_all(&open(&copy), &images, &when);
+        lab.dewar(&["gc", "--store", &url]).done();
+        verify_all(&open(&copy), &images, &when);
+        assert_eq!(common::files(&copy.join("segments")), clean, "{when}");
+        if by_step && ended.success() {
+            println!("{round} rounds");
+            assert!(round > 12, "so few steps");
+            break;
+        }
+    }
+}
+
+#[test]
+fn two_guests_and_a_collector_share_a_store() {
+    let lab = common::lab();
+    let mut guests = [guest(&lab, "a"), guest(&lab, "b")];
+    lab.dewar(&["checkpoint", "a"]).done();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let images: Vec<ImageId> = std::thread::scope(|scope| {
+        let workers: Vec<_> = ["a", "b"]
+            .into_iter()
+            .map(|name| {
+                let lab = &lab;
+                scope.spawn(move || {
+                    let mut random = Random(name.len() as u32);
+                    let mut images = Vec::new();
+                    for _ in 0..8 {
+                        images.push(id(&lab.dewar(&["checkpoint", name]).done().json()));
+                        if images.len() > 3 {
+                            let gone = images.remove(random.below(3));
+                            lab.dewar(&["delete", &gone.0]).done();
+                        }
+                    }
+                    images
+                })
+            })
+            .collect();
+        let collector = scope.spawn(|| {
+            let mut rounds = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                lab.dewar(&["gc"]).done();
+                rounds += 1;
+            }
+            rounds
+        });
+        let images = workers.into_iter().flat_map(|it| it.join().expect("worker")).collect();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        println!("{} collections", collector.join().expect("collector"));
+        images
+    });
+    verify_all(&open(&lab.store()), &images, "at the end");
+    for (guest, newest) in guests.iter_mut().zip([images[2].clone(), images[5].clone()]) {
+        lab.crash(&guest.name);
+        let name = guest.name.clone();
+        lab.restore(guest, &[&newest.0, "--as", &name]).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+    }
+}
+
+#[test]
+fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    let mut random = Random(2026);
+    let mut images: Vec<(ImageId, Vec<blake3::Hash>)> = Vec::new();
+    for round in 0..50 {
+        let held = HeldCheckpoint::at(&lab, "g", "captured");
+        let ram = page_hashes(&ram_now(&lab, "g"));
+        let (code, out, said) = held.go_on();
+        assert_eq!(code, 0, "{said}");
+        images.push((id(&serde_json::from_str(&out).expect("JSON")), ram));
+        guest.console.ask("verify").expect("consistent");
+        if images.len() > 4 && random.below(2) == 0 {
+            let (gone, _) = images.remove(random.below(images.len()));
+            lab.dewar(&["delete", &gone.0]).done();
+        }
+        if round % 7 == 3 {
+            lab.dewar(&["gc"]).done();
+        }
+    }
+    lab.dewar(&["gc"]).done();
+    println!("{} images survive", images.len());
+    assert!(images.len() > 10);
+    for (image, ram) in &images {
+        assert_eq!(&common::image_hashes(&lab, image), ram, "{image}");
+    }
+    for (image, _) in images.iter().step_by(5) {
+        lab.crash("g");
+        lab.restore(&mut guest, &[&image.0]).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+    }
+}
