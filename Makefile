@@ -5,13 +5,14 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest lint test-kvm bench-checkpoint fuzz install clean
+.PHONY: help demo test setup guest lint test-kvm bench-checkpoint bench-store fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
 	@echo "make test              set up everything and run all tests"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
+	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make install           put dewar, its man pages and completions into /usr/local"
 
 setup:
@@ -39,6 +40,11 @@ bench-checkpoint: guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench target/release/dewar $(BENCH_OUT)/checkpoint.json $(BENCH_ARGS)
+
+bench-store: guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-store target/release/dewar $(BENCH_OUT)/store.json $(BENCH_ARGS)
 
 fuzz:
 	scripts/fuzz.sh

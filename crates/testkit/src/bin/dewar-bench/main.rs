@@ -9,21 +9,15 @@
 mod measure;
 mod methods;
 mod report;
-mod sample;
-mod warm;
 
 use anyhow::{Context, Result};
+use dewar_testkit::bench::{reserved_mib, sample_file, touch_free_memory};
 use dewar_testkit::{GuestSpec, Lab};
 use measure::{Figures, Subject};
 use methods::Method;
 use report::Row;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// Guest RAM in MiB that is left to the guest's own kernel and program.
-fn reserved_mib(gib: u64) -> u64 {
-    200 + 48 * gib
-}
 
 struct Plan {
     dewar: PathBuf,
@@ -39,7 +33,7 @@ struct Plan {
 
 fn main() -> Result<()> {
     let plan = plan()?;
-    warm::touch_free_memory()?;
+    touch_free_memory()?;
     let mut rows = Vec::new();
     let run_cost = run_cost(&plan)?;
     report::print_run_cost(&run_cost);
@@ -125,7 +119,7 @@ fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<
 }
 
 fn boot(lab: &Lab, gib: u64, by_dewar: bool) -> Result<Subject> {
-    let sample = sample::file(Path::new("target/bench"))?;
+    let sample = sample_file(Path::new("target/bench"))?;
     let spec = GuestSpec { memory_mib: gib << 10, sample: Some(sample), ..GuestSpec::default() };
     let mut subject =
         if by_dewar { Subject::by_dewar(lab, &spec)? } else { Subject::by_hand(lab, &spec)? };

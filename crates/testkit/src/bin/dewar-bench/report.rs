@@ -1,5 +1,6 @@
 //! Tables, JSON, and what was reached.
 
+use dewar_testkit::bench::median;
 use crate::measure::Figures;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -21,15 +22,6 @@ impl Row {
     fn median_of_some(&self, figure: impl Fn(&Figures) -> Option<f64>) -> Option<f64> {
         let known: Vec<f64> = self.figures.iter().filter_map(figure).collect();
         (!known.is_empty()).then(|| median(known))
-    }
-}
-
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => values[count / 2],
-        count => (values[count / 2 - 1] + values[count / 2]) / 2.0,
     }
 }
 
