@@ -14,7 +14,4 @@ pub enum CheckpointError {
     /// Tracking, reading or filling memory.
     #[error("memory: {0}")]
     Memory(#[from] KernelError),
-    /// A RAM file.
-    #[error("cannot write the guest's RAM file: {0}")]
-    RamFile(#[source] std::io::Error),
 }

@@ -7,10 +7,9 @@ use crate::frames::by_frame;
 use crate::observe::Observer;
 use crate::work::{Pieces, cores};
 use dewar_image::{Entry, FrameCache, ImageReader};
+use dewar_memory::NewRam;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 pub use serve::{PageServer, ServeEnd, ServeProgress};
 
@@ -25,7 +24,7 @@ const PIECE: u64 = 4096;
 /// files must not be used then.
 pub fn fill_files(
     image: &ImageReader,
-    files: &[File],
+    files: Vec<File>,
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
     let memory = &image.record().memory;
@@ -33,7 +32,8 @@ pub fn fill_files(
     let mut first = 0;
     for (region, file) in memory.regions.iter().zip(files) {
         let range = PageRange::new(first, first + region.pages);
-        fill_file(image, &entries, range, file, observer)?;
+        let ram = NewRam::new(file, region.pages * PAGE_BYTES as u64)?;
+        fill_file(image, &entries, range, &ram, observer)?;
         first = range.end.0;
     }
     Ok(())
@@ -43,7 +43,7 @@ fn fill_file(
     image: &ImageReader,
     entries: &[Entry],
     range: PageRange,
-    file: &File,
+    ram: &NewRam,
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
     let pieces = Pieces::new(range, PIECE);
@@ -56,7 +56,7 @@ fn fill_file(
                 for run in group.runs() {
                     let bytes = run.gather(frame)?;
                     let at = (run.first().0 - range.start.0) * PAGE_BYTES as u64;
-                    file.write_all_at(&bytes, at).map_err(CheckpointError::RamFile)?;
+                    ram.write_at(&bytes, at)?;
                 }
             }
             observer.progress(piece.end.0, entries.len() as u64);

@@ -4,7 +4,7 @@
 use crate::qmp::Qmp;
 use crate::registry::{GuestRecord, RamFile};
 use dewar_guest::{DiskInfo, GuestError};
-use dewar_kernel::{Pid, list_fds};
+use dewar_kernel::{Pid, huge_page_bytes, list_fds};
 use dewar_memory::Ram;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// `f_type` of hugetlbfs (statfs(2)).
-const HUGETLBFS: i64 = 0x9584_58f6;
+/// The size of huge pages that is handled.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// A writable disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,9 +218,9 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
         .write(true)
         .open(format!("/proc/{pid}/map_files/{start:x}-{stop:x}"))
         .map_err(|error| format!("its file cannot be opened: {error}"))?;
-    let kind = rustix::fs::fstatfs(&opened).map_err(|error| error.to_string())?.f_type;
-    if kind == HUGETLBFS {
-        return Err("it lies on hugetlbfs, which is not handled yet: use /dev/shm".to_owned());
+    let huge = huge_page_bytes(&opened).map_err(|error| error.to_string())?;
+    if huge.is_some_and(|bytes| bytes != HUGE_PAGE_BYTES) {
+        return Err("it is made of huge pages of another size than 2 MiB".to_owned());
     }
     Ok((opened, first.address.0))
 }

@@ -14,7 +14,8 @@ pub struct KernelError {
 }
 
 impl KernelError {
-    pub(crate) fn new(
+    /// What failed, on which object, and why.
+    pub fn new(
         operation: &'static str,
         object: impl Into<String>,
         cause: impl Into<io::Error>,

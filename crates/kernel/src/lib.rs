@@ -17,7 +17,9 @@ mod uffd;
 pub use detach::{detach, die_with_us};
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
-pub use mapping::{SharedMapping, data_ranges, free_bytes};
+pub use mapping::{
+    SharedMapping, WritableMapping, data_ranges, free_bytes, huge_page_bytes, nonzero_ranges,
+};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
 pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfaultfd_of};

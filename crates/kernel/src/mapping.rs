@@ -15,6 +15,9 @@ use std::ffi::c_void;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
+/// `f_type` of hugetlbfs (statfs(2)).
+const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+
 /// A read-only shared mapping of a whole file.
 #[derive(Debug)]
 pub struct SharedMapping {
@@ -34,12 +37,15 @@ impl SharedMapping {
     /// # Errors
     /// Where the kernel refuses, or `bytes` is 0.
     pub fn new(file: impl AsFd, bytes: usize) -> Result<Self, KernelError> {
+        Self::map(file, bytes, ProtFlags::READ)
+    }
+
+    fn map(file: impl AsFd, bytes: usize, access: ProtFlags) -> Result<Self, KernelError> {
         // SAFETY: a fresh mapping at an address that the kernel chooses
         // replaces nothing.
-        let address = unsafe {
-            mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)
-        }
-        .map_err(|cause| KernelError::new("mmap", "a guest's RAM file", cause))?;
+        let address =
+            unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0) }
+                .map_err(|cause| KernelError::new("mmap", "a guest's RAM file", cause))?;
         let address = NonNull::new(address)
             .ok_or_else(|| KernelError::new("mmap", "a guest's RAM file", Errno::FAULT))?;
         Ok(Self { address, bytes })
@@ -84,6 +90,81 @@ impl Drop for SharedMapping {
     }
 }
 
+/// A shared mapping of a whole file that nobody else uses yet, to be filled.
+#[derive(Debug)]
+pub struct WritableMapping(SharedMapping);
+
+impl WritableMapping {
+    /// Maps the first `bytes` of `file`; on hugetlbfs this takes their huge
+    /// pages from the pool.
+    ///
+    /// # Errors
+    /// Where the kernel refuses: ENOMEM where the pool has too few.
+    pub fn new(file: impl AsFd, bytes: usize) -> Result<Self, KernelError> {
+        SharedMapping::map(file, bytes, ProtFlags::READ | ProtFlags::WRITE).map(Self)
+    }
+
+    /// Writes at a distance from the start.
+    ///
+    /// # Panics
+    /// Where that lies outside.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) {
+        let end = offset.checked_add(bytes.len() as u64);
+        assert!(end.is_some_and(|end| end <= self.0.bytes as u64), "a write past the mapping");
+        // SAFETY: the assertion keeps the target in bounds, the mapping is
+        // writable, and the copy is opaque to the compiler, so that two threads
+        // writing the same place could tear it, never make it undefined. DF is
+        // clear by the ABI.
+        unsafe {
+            let target = self.0.address.as_ptr().cast::<u8>().add(offset as usize);
+            std::arch::asm!(
+                "rep movsb",
+                inout("rcx") bytes.len() => _,
+                inout("rsi") bytes.as_ptr() => _,
+                inout("rdi") target => _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// The size of the pages that a file on hugetlbfs is made of; `None` where it
+/// lies elsewhere.
+///
+/// # Errors
+/// Where the file cannot be asked.
+pub fn huge_page_bytes(file: impl AsFd) -> Result<Option<u64>, KernelError> {
+    let state = rustix::fs::fstatfs(file)
+        .map_err(|cause| KernelError::new("fstatfs", "a guest's RAM file", cause))?;
+    Ok((state.f_type == HUGETLBFS).then_some(state.f_bsize as u64))
+}
+
+/// The huge pages of `range`, of `step` pages each, that are not zeros all over.
+/// hugetlbfs does not tell holes from data, and reading a hole through a mapping
+/// takes a page from the pool; read(2) does not.
+///
+/// # Errors
+/// Where the file cannot be read.
+pub fn nonzero_ranges(
+    file: impl AsFd,
+    range: PageRange,
+    step: u64,
+) -> Result<Vec<PageRange>, KernelError> {
+    let mut found = Vec::new();
+    let mut page = vec![0; PAGE_BYTES];
+    for piece in range.pieces(step) {
+        for at in piece.pages() {
+            let count = rustix::io::pread(&file, &mut page[..], at.byte_offset())
+                .map_err(|cause| KernelError::new("pread", "a guest's RAM file", cause))?;
+            if page[..count].iter().any(|byte| *byte != 0) {
+                found.push(piece);
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// The pages of `range` that have storage in `file`; all others read as zeros
 /// (lseek(2), `SEEK_DATA`). A file system that cannot tell says all have.
 ///
@@ -114,9 +195,21 @@ pub fn data_ranges(file: impl AsFd, range: PageRange) -> Result<Vec<PageRange>, 
 /// # Errors
 /// Where it cannot be asked.
 pub fn free_bytes(path: &std::path::Path) -> Result<u64, KernelError> {
-    let state = rustix::fs::statvfs(path)
-        .map_err(|cause| KernelError::new("statvfs", path.display().to_string(), cause))?;
-    Ok(state.f_bavail * state.f_frsize)
+    let failed = |cause| KernelError::new("statfs", path.display().to_string(), cause);
+    let state = rustix::fs::statfs(path).map_err(failed)?;
+    if state.f_type == HUGETLBFS && state.f_blocks == 0 {
+        // Mounted without a limit of its own: what the pool has.
+        let kib = state.f_bsize as u64 >> 10;
+        let number = |name: &str| {
+            let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}");
+            let text = std::fs::read_to_string(&path)
+                .map_err(|cause| KernelError::new("read", &path, cause))?;
+            Ok::<u64, KernelError>(text.trim().parse().unwrap_or(0))
+        };
+        let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
+        return Ok(free * state.f_bsize as u64);
+    }
+    Ok(state.f_bavail * state.f_bsize as u64)
 }
 
 #[cfg(test)]

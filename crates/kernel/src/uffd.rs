@@ -6,7 +6,6 @@
 //! again by them.
 
 use crate::{KernelError, Pid};
-use dewar_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io;
@@ -239,23 +238,24 @@ impl Userfaultfd {
     }
 
     /// Puts `pages` in place from `address` on, leaving alone those that are
-    /// there already. Returns how many it placed.
+    /// there already; `step` bytes is the size of the pages there. Returns how
+    /// many bytes it placed.
     ///
     /// # Errors
     /// ENOSPC or ENOMEM where there is no room, ESRCH where the process ended.
-    pub fn fill(&self, address: u64, pages: &[u8]) -> Result<u64, KernelError> {
+    pub fn fill(&self, address: u64, pages: &[u8], step: usize) -> Result<u64, KernelError> {
         let mut placed = 0;
         let mut at = 0;
         while at < pages.len() {
             let start = address + at as u64;
             match self.copy(start, &pages[at..]) {
                 Ok(bytes) => {
-                    placed += bytes / PAGE_BYTES as u64;
+                    placed += bytes;
                     at += bytes as usize;
                 }
                 Err(error) if error.errno() == Some(libc::EEXIST) => {
-                    self.wake(&(start..start + PAGE_BYTES as u64))?;
-                    at += PAGE_BYTES;
+                    self.wake(&(start..start + step as u64))?;
+                    at += step;
                 }
                 Err(error) if error.errno() == Some(libc::EAGAIN) => std::thread::yield_now(),
                 Err(error) => return Err(error),

@@ -11,6 +11,6 @@ mod serve;
 mod track;
 
 pub use dewar_kernel::{KernelError, Pid, ProcessHandle, UffdOrigin};
-pub use ram::{Ram, RamRegion};
+pub use ram::{NewRam, Ram, RamRegion};
 pub use serve::{FaultServer, Faults};
 pub use track::{DirtyLease, WriteTracker};

@@ -66,27 +66,40 @@ impl<'p> FaultServer<'p> {
         }))
     }
 
-    /// Puts pages in place from `first` on; those that are there already stay.
+    /// The pages that can only be put in place together with `page`, itself
+    /// among them: one, or those of a huge page.
+    pub fn together(&self, page: PageNumber) -> PageRange {
+        self.map.together(page)
+    }
+
+    /// Puts pages in place from `first` on, whole huge pages where they are
+    /// huge; those that are there already stay.
     ///
     /// # Errors
     /// ESRCH where the guest ended, ENOMEM where there is no room.
     pub fn fill(&self, first: PageNumber, pages: &[u8]) -> Result<(), KernelError> {
         let count = (pages.len() / PAGE_BYTES) as u64;
+        let step = self.together(first).count() as usize * PAGE_BYTES;
         let mut left = pages;
         for addresses in self.map.addresses(PageRange::new(first.0, first.0 + count)) {
             let (part, rest) = left.split_at((addresses.end - addresses.start) as usize);
-            self.uffd.fill(addresses.start, part)?;
+            self.uffd.fill(addresses.start, part, step)?;
             left = rest;
         }
         Ok(())
     }
 
-    /// Puts one zero page in place.
+    /// Puts a page of zeros in place, with those that come together with it.
     ///
     /// # Errors
     /// As [`FaultServer::fill`].
     pub fn zero(&self, page: PageNumber) -> Result<(), KernelError> {
         const EEXIST: i32 = 17;
+        let together = self.together(page);
+        if together.count() > 1 {
+            // There is no UFFDIO_ZEROPAGE for huge pages.
+            return self.fill(together.start, &vec![0; together.count() as usize * PAGE_BYTES]);
+        }
         for addresses in self.map.addresses(PageRange::new(page.0, page.0 + 1)) {
             match self.uffd.zero(&addresses) {
                 Err(error) if error.errno() == Some(EEXIST) => self.uffd.wake(&addresses)?,

@@ -140,11 +140,17 @@ impl Lab {
         arguments.extend(line.iter().map(String::as_str));
         let ran = self.dewar(&arguments);
         ensure!(ran.code == 0, "dewar run: {}", ran.stderr);
-        let mut guest = TestGuest {
-            name: name.to_owned(),
-            console: Console::connect(&folder.join("console"))?,
-            folder,
-        };
+        self.reach(name)
+    }
+
+    /// Waits until the program of a guest that was just started obeys.
+    ///
+    /// # Errors
+    /// Where it does not.
+    pub fn reach(&self, name: &str) -> Result<TestGuest> {
+        let folder = self.guest_folder(name)?;
+        let console = Console::connect(&folder.join("console"))?;
+        let mut guest = TestGuest { name: name.to_owned(), folder, console };
         guest.console.wait_ready(Duration::from_secs(120)).context("the guest boots")?;
         Ok(guest)
     }

@@ -149,6 +149,10 @@ impl<'a> PageServer<'a> {
 
     /// Puts a touched page in place, with its frame's pages around it.
     fn answer(&self, page: PageNumber, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+        let together = self.faults.together(page);
+        if together.count() > 1 {
+            return self.answer_huge(together, cache);
+        }
         let at = address(&self.entries, page)?;
         let Some(at) = at.filter(|_| self.lock().contains(page)) else {
             // Zeros in the image; or it arrived, and the guest has given it
@@ -160,6 +164,36 @@ impl<'a> PageServer<'a> {
         let same_frame = |page: &PageNumber| matches!(address(&self.entries, *page), Ok(Some(it)) if (it.segment, it.frame) == (at.segment, at.frame));
         let pages: Vec<PageNumber> = around.pages().filter(same_frame).collect();
         self.fill(pages.into_iter(), cache)
+    }
+
+    /// Puts a touched huge page in place.
+    fn answer_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+        let is_missing = pages.pages().any(|page| self.lock().contains(page));
+        match is_missing {
+            true => self.fill_huge(pages, cache),
+            false => Ok(self.faults.zero(pages.start)?),
+        }
+    }
+
+    /// Puts the pages of a huge page in place, all at once.
+    fn fill_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+        let mut bytes = vec![0; pages.count() as usize * PAGE_BYTES];
+        for group in by_frame(&self.entries, pages.pages())? {
+            let frame = self.image.frame(group.pages[0].0, group.at, cache)?;
+            for run in group.runs() {
+                let start = (run.first().0 - pages.start.0) as usize * PAGE_BYTES;
+                let content = run.gather(frame)?;
+                bytes[start..start + content.len()].copy_from_slice(&content);
+            }
+        }
+        let mut missing = self.lock();
+        // Another thread may have been faster, and the guest have given the
+        // page back since.
+        if pages.pages().any(|page| missing.contains(page)) {
+            self.faults.fill(pages.start, &bytes)?;
+            missing.remove_range(pages);
+        }
+        Ok(())
     }
 
     fn fill_background(&self) {
@@ -193,8 +227,16 @@ impl<'a> PageServer<'a> {
             let missing = self.lock();
             pages.filter(|page| missing.contains(*page)).collect()
         };
+        let (huge, single): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|page| self.faults.together(*page).count() > 1);
+        for page in huge {
+            if self.lock().contains(page) {
+                let together = self.faults.together(page);
+                self.fill_huge(together, cache).unwrap_or_else(|error| self.note(error));
+            }
+        }
         // Frame by frame, so that a damaged one keeps no other page away.
-        match by_frame(&self.entries, wanted.into_iter()) {
+        match by_frame(&self.entries, single.into_iter()) {
             Ok(groups) => {
                 for group in groups {
                     self.image.read_ahead(group.at.segment);

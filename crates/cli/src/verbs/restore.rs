@@ -58,8 +58,17 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let mut made = Vec::new();
     let disks = saved_disks(&store, &image, &folder, &mut made);
     let disks = disks.inspect_err(|_| remove_files(&made))?;
-    let result =
-        bring_back(context, &args, &store, &image, &folder, device_state, disks, &progress, &mut made);
+    let result = bring_back(
+        context,
+        &args,
+        &store,
+        &image,
+        &folder,
+        device_state,
+        disks,
+        &progress,
+        &mut made,
+    );
     if let Err(failure) = result {
         end_unfinished(&folder)?;
         if folder.record().is_ok_and(|record| record.process.is_alive()) {
@@ -157,7 +166,7 @@ fn bring_back(
     if args.eager {
         progress.stage("reading memory");
         let files = open_all(&revival)?;
-        fill_files(image, &files, progress)?;
+        fill_files(image, files, progress)?;
     }
 
     progress.stage("starting QEMU");
@@ -283,7 +292,7 @@ fn open_all(revival: &Revival) -> Result<Vec<File>, Failure> {
         .regions
         .iter()
         .map(|region| {
-            File::options().write(true).open(&region.path).map_err(|error| {
+            File::options().read(true).write(true).open(&region.path).map_err(|error| {
                 Failure::new(Code::Failed, format!("{}: {error}", region.path.display()))
             })
         })
