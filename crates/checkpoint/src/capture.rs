@@ -177,7 +177,10 @@ fn capture<'s>(
     let device_state = writer.put_blob(&device_state)?;
     let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
     writer.sync()?;
-    let disks = copies.into_iter().map(|(copy, below)| disk_record(&writer, copy, below)).collect::<Result<Vec<_>, _>>()?;
+    let disks = copies
+        .into_iter()
+        .map(|(copy, below)| disk_record(&writer, copy, below))
+        .collect::<Result<Vec<_>, _>>()?;
     observer.step(Step::Synced);
 
     let regions = ram
@@ -271,13 +274,12 @@ fn copy_disks(
             true => writer.disk_below(&disk.name, disk.virtual_bytes),
             false => Vec::new(),
         };
-        let path = writer.reserve_disk(number, "qcow2", scratch).map_err(|error| {
-            GuestError::Failed {
+        let path =
+            writer.reserve_disk(number, "qcow2", scratch).map_err(|error| GuestError::Failed {
                 operation: "copying a disk".to_owned(),
                 guest: name.clone(),
                 cause: error.to_string(),
-            }
-        })?;
+            })?;
         let nearest = layers.first().map(|layer| layer.file.clone());
         below.push(layers);
         Ok(DiskPlace { path, below: nearest })

@@ -7,7 +7,7 @@
 
 use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
-use dewar_image::{Store, ImageId, ImageReader, Record, RegionRecord};
+use dewar_image::{ImageId, ImageReader, Record, RegionRecord, Store};
 use dewar_memory::Ram;
 use serde::{Deserialize, Serialize};
 

@@ -20,7 +20,8 @@ fn guest(lab: &Lab) -> TestGuest {
 /// Does something to a disk as its device would.
 fn qemu_io(lab: &Lab, disk: usize, what: &str) {
     let mut qmp = Qmp::connect(&lab.root().join("guests/g/qmp.sock")).expect("QMP");
-    let line = format!("qemu-io -d /machine/peripheral-anon/device[{disk}]/virtio-backend \"{what}\"");
+    let line =
+        format!("qemu-io -d /machine/peripheral-anon/device[{disk}]/virtio-backend \"{what}\"");
     let told = qmp.execute("human-monitor-command", json!({"command-line": line})).expect("HMP");
     assert!(!told.to_string().to_lowercase().contains("error"), "{line}: {told}");
 }

@@ -141,7 +141,10 @@ fn dewar_and_its_guardian_killed_at_every_step() {
         // The next command that looks at the guest puts it back; the next that
         // writes to the store cleans it.
         scene.lab.dewar(&["ps"]).done();
-        dewar_image::Store::open(&dewar_image::Location::Folder(scene.lab.store())).expect("store").sweep().expect("sweep");
+        dewar_image::Store::open(&dewar_image::Location::Folder(scene.lab.store()))
+            .expect("store")
+            .sweep()
+            .expect("sweep");
         scene.assert_as_before(&format!("both killed at {step}"), &before);
     }
     assert_eq!(scene.images(), 1);

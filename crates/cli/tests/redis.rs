@@ -66,7 +66,8 @@ fn a_cluster_node_dies_in_a_checkpoint_and_in_a_restore() {
     let url = format!("{}/?retry=2s", cluster.url());
     let mut guest = guest(&lab);
     lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "whole"]).done();
-    let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--full", "--store", &url], "armed");
+    let held =
+        HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--full", "--store", &url], "armed");
     cluster.nodes[2].kill().expect("kill");
     let (code, _, said) = held.go_on();
     assert_eq!(code, 1, "{said}");
@@ -156,7 +157,10 @@ fn killed_with_a_remote_store_nothing_stays() {
         held.kill();
         dewar_testkit::wait_while_alive(guardian);
         guest.console.ask("verify").unwrap_or_else(|error| panic!("after {step}: {error:#}"));
-        assert_eq!(lab.dewar(&["ls", "--store", &url]).json()["checkpoints"], serde_json::json!([]));
+        assert_eq!(
+            lab.dewar(&["ls", "--store", &url]).json()["checkpoints"],
+            serde_json::json!([])
+        );
     }
     // The dead one's place in the store runs out.
     std::thread::sleep(Duration::from_secs(21));

@@ -33,11 +33,7 @@ pub(crate) fn begin_action(node: &str, image: &str) -> Value {
 
 /// Removes our bitmaps of a node, but for the one that began with image
 /// `since`. Returns whether that one is there and whole.
-pub(crate) fn keep_only(
-    qmp: &mut Qmp,
-    node: &str,
-    since: Option<&str>,
-) -> Result<bool, DiskError> {
+pub(crate) fn keep_only(qmp: &mut Qmp, node: &str, since: Option<&str>) -> Result<bool, DiskError> {
     let kept = since.map(name);
     let mut whole = false;
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;

@@ -1,7 +1,7 @@
 //! A running QEMU as a [`Guest`].
 
-use crate::discover::{Discovered, discover};
 use crate::bitmaps;
+use crate::discover::{Discovered, discover};
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
@@ -57,7 +57,16 @@ impl QemuGuest {
         let mut qmp = Qmp::connect(&record.qmp).map_err(|error| failed(error.to_string()))?;
         put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
         let found = discover(&mut qmp, &record)?;
-        Ok(Self { folder, record, process, qmp, found, channel: None, tracking: None, tracked: Vec::new() })
+        Ok(Self {
+            folder,
+            record,
+            process,
+            qmp,
+            found,
+            channel: None,
+            tracking: None,
+            tracked: Vec::new(),
+        })
     }
 
     /// What Dewar knows of it.
@@ -319,7 +328,11 @@ impl Guest for QemuGuest {
                 }
             })?;
             before += disk.info.virtual_bytes;
-            copies.push(DiskCopy { disk: disk.info.clone(), path: target.path, format: "qcow2".to_owned() });
+            copies.push(DiskCopy {
+                disk: disk.info.clone(),
+                path: target.path,
+                format: "qcow2".to_owned(),
+            });
         }
         Ok(copies)
     }

@@ -84,7 +84,8 @@ impl Store {
         }
         let failed = |cause| ImageError::io("write", path)(cause);
         let mut options = files::private_options();
-        let mut file = options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
+        let mut file =
+            options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
         // Copies stand on others only in folders.
         let layer = DiskLayer { file: disk.file.clone(), digest: disk.digest.clone() };
         let digest = self.read_layer(&layer, |piece| file.write_all(piece).map_err(failed))?;

@@ -124,7 +124,9 @@ impl Backend for Folder {
 
     fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {
         let path = self.path(name);
-        let held = |file| Holding::Held(Box::new(HeldFile { file, path: path.clone(), root: self.root.clone() }));
+        let held = |file| {
+            Holding::Held(Box::new(HeldFile { file, path: path.clone(), root: self.root.clone() }))
+        };
         if how == Hold::New {
             return make_held(&path).map(held).map_err(ImageError::io("create", &path));
         }

@@ -34,15 +34,14 @@ impl WriterLease {
         self.held.append(&text)
     }
 
-    /// Puts what makes the image exist. From here on the objects are no longer
-    /// ours.
-    pub(crate) fn commit(mut self, name: &str, record: &[u8]) -> Result<(), (Self, ImageError)> {
-        if let Err(error) = self.held.put(name, record) {
-            return Err((self, error));
-        }
-        // A lease that cannot be removed harms nothing: the image exists.
-        let _ = self.held.remove();
-        Ok(())
+    /// Puts what makes the image exist, unless the lease was lost.
+    pub(crate) fn commit(&mut self, name: &str, record: &[u8]) -> Result<(), ImageError> {
+        self.held.put(name, record)
+    }
+
+    /// The image exists now: its objects are no longer ours.
+    pub(crate) fn release(self) -> Result<(), ImageError> {
+        self.held.remove()
     }
 
     /// The image will not exist: removes its objects.

@@ -42,13 +42,13 @@ pub use diff::diff;
 pub use entry::{Entry, PageAddress};
 pub use error::ImageError;
 pub use files::FileDigest;
-pub use location::{Location, RedisPlace};
 pub use frame::{FRAME_PAGES, FrameHeader};
 pub use gc::{Collected, collect};
+pub use location::{Location, RedisPlace};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
-    Blob, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record, RegionRecord,
-    StageRecord, Summary,
+    Blob, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record,
+    RegionRecord, StageRecord, Summary,
 };
 pub use segment::SEGMENT_BYTES;
 pub use sink::PageSink;

@@ -107,7 +107,8 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
 
 /// Letters, digits and `._-`: no braces, which mean something to a Cluster.
 fn is_prefix(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    !name.is_empty()
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
 fn without_secrets(url: &str) -> String {

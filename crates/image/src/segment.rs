@@ -121,9 +121,8 @@ impl SegmentFile {
     ) -> Result<Self, ImageError> {
         let name = segment_name(number);
         let object = backend.open(&name)?;
-        let damaged = |problem: &str| {
-            ImageError::damaged(format!("{name} of {}", backend.url()), problem)
-        };
+        let damaged =
+            |problem: &str| ImageError::damaged(format!("{name} of {}", backend.url()), problem);
         let length = object.bytes();
         if length < (HEADER_BYTES + TRAILER_BYTES) as u64 || length > u64::from(u32::MAX) {
             return Err(damaged("its length is impossible"));

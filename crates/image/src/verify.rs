@@ -1,4 +1,4 @@
-use crate::{Entry, Store, FrameCache, ImageError, ImageId, PageAddress};
+use crate::{Entry, FrameCache, ImageError, ImageId, PageAddress, Store};
 use dewar_units::PageNumber;
 use std::collections::HashMap;
 

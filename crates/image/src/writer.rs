@@ -10,8 +10,8 @@ use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Segment numbers taken from the store at a time.
 const BATCH: u64 = 16;
@@ -276,12 +276,13 @@ impl<'s> ImageWriter<'s> {
             ImageError::io("write", Path::new(&name))(std::io::Error::other(error))
         })?;
         self.store.backend().settle("disks")?;
-        let lease = self.lock().lease.take();
-        if let Some(Err((lease, error))) = lease.map(|lease| lease.commit(&name, &bytes)) {
-            self.lock().lease = Some(lease);
-            return Err(error);
+        if let Some(lease) = &mut self.lock().lease {
+            lease.commit(&name, &bytes)?;
         }
         self.committed = true;
+        let lease = self.lock().lease.take();
+        // A lease that cannot be removed harms nothing: the image exists.
+        let _ = lease.map(WriterLease::release);
         Ok(record)
     }
 

@@ -64,7 +64,8 @@ fn images_live_in_a_server() {
     // Another store in the same server is another store.
     let other = open(&format!("{}?prefix=other", server.url())).expect("store");
     assert_ne!(other.id(), store.id());
-    let missing = Store::open(&Location::parse(&format!("{}?prefix=no", server.url())).expect("url"));
+    let missing =
+        Store::open(&Location::parse(&format!("{}?prefix=no", server.url())).expect("url"));
     assert!(matches!(missing, Err(ImageError::NoStore { .. })), "{missing:?}");
 }
 
@@ -95,7 +96,8 @@ fn a_server_that_restarts_is_waited_for() {
         writer.put_holes(PageRange::new(0, 100));
         let mut sink = writer.sink().expect("sink");
         for page in 100..PAGES {
-            sink.put(PageNumber(page), &content(page, u64::from(page >= PAGES - 500))).expect("put");
+            sink.put(PageNumber(page), &content(page, u64::from(page >= PAGES - 500)))
+                .expect("put");
         }
         sink.finish().expect("finish");
     });

@@ -5,7 +5,8 @@ mod common;
 
 use common::{PAGES, commit, content, options, read_back, write_image};
 use dewar_image::{
-    Collected, FrameCache, ImageError, ImageId, ImageWriter, Location, Record, Store, collect, diff, verify,
+    Collected, FrameCache, ImageError, ImageId, ImageWriter, Location, Record, Store, collect,
+    diff, verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 fn new_store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().expect("tempdir");
-    let store = Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
+    let store =
+        Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
     (folder, store)
 }
 
@@ -206,7 +208,7 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
 
 /// Bytes of all segments.
 fn segment_bytes(store: &Store) -> u64 {
-    let segments = files(&root(&store).join("segments"));
+    let segments = files(&root(store).join("segments"));
     segments.iter().map(|path| fs::metadata(path).expect("stat").len()).sum()
 }
 

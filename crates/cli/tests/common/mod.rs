@@ -1,7 +1,7 @@
 //! What the guest tests share.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
-use dewar_image::{Store, FrameCache, ImageId, Location};
+use dewar_image::{FrameCache, ImageId, Location, Store};
 use dewar_testkit::{Lab, TestGuest};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde_json::Value;

@@ -11,9 +11,9 @@ use super::Shared;
 use crate::ImageError;
 use crate::backend::{Held, Hold, Holding};
 use redis::Script;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 

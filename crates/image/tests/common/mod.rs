@@ -107,4 +107,3 @@ pub fn read_back(store: &Store, id: &ImageId) -> Result<(), ImageError> {
     assert_eq!(image.blob("device state", &image.record().device_state)?, b"device state");
     store.check_disks(image.record())
 }
-

@@ -3,9 +3,7 @@
 use crate::REPEATS;
 use anyhow::{Context, Result};
 use dewar_codec::Codec;
-use dewar_image::{
-    ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store
-};
+use dewar_image::{ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store};
 use dewar_testkit::bench::median;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use serde_json::{Value, json};
@@ -34,14 +32,11 @@ pub fn measure(dewar: &Path) -> Result<Value> {
         let id = newest.as_ref().context("an image")?.0.clone();
         let mut row = json!({"images": size});
         print!("  {size:>5} images:");
-        for (name, line) in [
-            ("ls", vec!["ls"]),
-            ("gc", vec!["gc", "--dry-run"]),
-            ("verify", vec!["verify", &id]),
-        ] {
-            let runs: Vec<Cost> = (0..REPEATS)
-                .map(|_| run(dewar, &root, &line))
-                .collect::<Result<_>>()?;
+        for (name, line) in
+            [("ls", vec!["ls"]), ("gc", vec!["gc", "--dry-run"]), ("verify", vec!["verify", &id])]
+        {
+            let runs: Vec<Cost> =
+                (0..REPEATS).map(|_| run(dewar, &root, &line)).collect::<Result<_>>()?;
             let ms = median(runs.iter().map(|it| it.ms).collect());
             let mib = median(runs.iter().map(|it| it.mib).collect());
             print!("  {name} {ms:.0} ms, {mib:.0} MiB;");

@@ -32,7 +32,12 @@ pub fn measure(dewar: &Path) -> Result<Value> {
         shares.push(more.pages / PAGES as f64);
         println!(
             "  full {:.0} MB in {:.0} ms, then {:.0} pages: {:.1} MB in {:.0} ms, paused {:.1} ms",
-            full.bytes / 1e6, full.ms, more.pages, more.bytes / 1e6, more.ms, more.pause_ms
+            full.bytes / 1e6,
+            full.ms,
+            more.pages,
+            more.bytes / 1e6,
+            more.ms,
+            more.pause_ms
         );
         for id in [full.id, more.id] {
             lab.dewar(&["delete", &id]).done();
@@ -40,7 +45,9 @@ pub fn measure(dewar: &Path) -> Result<Value> {
     }
     println!(
         "  bytes {:.4} of the full one's (to reach: 0.03), time {:.4} (to reach: 0.05), with {:.2} % of pages stored",
-        median(bytes.clone()), median(times.clone()), median(shares.clone()) * 100.0
+        median(bytes.clone()),
+        median(times.clone()),
+        median(shares.clone()) * 100.0
     );
     Ok(json!({"gib": GIB, "bytes": bytes, "time": times, "pages_stored": shares}))
 }

@@ -7,7 +7,7 @@ use crate::REPEATS;
 use anyhow::{Context, Result};
 use dewar_codec::Codec;
 use dewar_image::{
-    FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store
+    FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
 };
 use dewar_testkit::RedisServer;
 use dewar_testkit::bench::median;
@@ -72,7 +72,11 @@ fn redis(noise: &[u8]) -> Result<Value> {
         let end = (FRAME - 1).to_string();
         let line = ["-n", "2048", "-c", "2", "GETRANGE", "key:000000000001", "0", &end];
         plain_out.push(benchmark(&server, &line, FRAME)?);
-        server.ask(&["eval", "for _, k in ipairs(redis.call('KEYS', 'key:*')) do redis.call('DEL', k) end", "0"])?;
+        server.ask(&[
+            "eval",
+            "for _, k in ipairs(redis.call('KEYS', 'key:*')) do redis.call('DEL', k) end",
+            "0",
+        ])?;
         let mut id = None;
         into.push(rate(bytes, || {
             id = Some(write(&store, REDIS_PAGES, noise)?);
@@ -83,7 +87,13 @@ fn redis(noise: &[u8]) -> Result<Value> {
         store.delete(&id)?;
     }
     let beside = "redis-benchmark SET, 8 MiB";
-    Ok(tell("redis://", beside, [into, plain_in], "redis-benchmark GETRANGE, 256 KiB", [out, plain_out]))
+    Ok(tell(
+        "redis://",
+        beside,
+        [into, plain_in],
+        "redis-benchmark GETRANGE, 256 KiB",
+        [out, plain_out],
+    ))
 }
 
 fn tell(name: &str, way_in: &str, ins: [Vec<f64>; 2], way_out: &str, outs: [Vec<f64>; 2]) -> Value {

@@ -1,8 +1,8 @@
 //! Tables, JSON, and what was reached.
 
-use dewar_testkit::bench::median;
 use crate::measure::Figures;
 use anyhow::Result;
+use dewar_testkit::bench::median;
 use serde_json::{Value, json};
 use std::path::Path;
 
