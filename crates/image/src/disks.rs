@@ -60,25 +60,28 @@ impl Store {
     /// # Errors
     /// Where one is missing or altered.
     pub fn check_disks(&self, record: &Record) -> Result<(), ImageError> {
-        for disk in &record.disks {
-            for layer in disk.layers() {
-                let digest = match self.folder() {
-                    Some(folder) => FileDigest::of(&folder.join("disks").join(&layer.file))?,
-                    None => self.read_layer(&layer, |_| Ok(()))?,
-                };
-                self.require_same(disk, &layer, &digest)?;
-            }
+        record.disks.iter().try_for_each(|disk| self.check_disk(disk))
+    }
+
+    fn check_disk(&self, disk: &DiskRecord) -> Result<(), ImageError> {
+        for layer in disk.layers() {
+            let digest = match self.folder() {
+                Some(folder) => FileDigest::of(&folder.join("disks").join(&layer.file))?,
+                None => self.read_layer(&layer, |_| Ok(()))?,
+            };
+            self.require_same(disk, &layer, &digest)?;
         }
         Ok(())
     }
 
-    /// A disk copy as a file: its own, where the store is a folder; otherwise
-    /// one that is made at `path` and checked.
+    /// A disk copy, checked, as a file: its own, where the store is a folder;
+    /// otherwise one that is made at `path`.
     ///
     /// # Errors
     /// Where it cannot be read or written, or is not what it was.
     pub fn disk_file(&self, disk: &DiskRecord, path: &Path) -> Result<PathBuf, ImageError> {
         if let Some(folder) = self.folder() {
+            self.check_disk(disk)?;
             let path = folder.join("disks").join(&disk.file);
             return Ok(std::fs::canonicalize(&path).unwrap_or(path));
         }

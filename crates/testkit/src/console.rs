@@ -1,6 +1,6 @@
 use crate::process::patience;
 use anyhow::{Context, Result, bail};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -81,7 +81,8 @@ impl Console {
             match self.stream.read(&mut buffer) {
                 Ok(0) => bail!("the guest's serial port was closed"),
                 Ok(count) => self.received.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error.into()),
             }
         }
