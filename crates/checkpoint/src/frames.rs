@@ -3,7 +3,7 @@
 
 use crate::CheckpointError;
 use dewar_image::{Entry, ImageError, PageAddress};
-use dewar_units::{PAGE_BYTES, PageNumber};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 
 /// Pages that lie in one frame, in the order of their numbers.
 pub(crate) struct FrameGroup {
@@ -60,8 +60,9 @@ impl Run<'_> {
         self.0[0].0
     }
 
-    pub(crate) fn pages(&self) -> impl Iterator<Item = PageNumber> {
-        self.0.iter().map(|(page, _)| *page)
+    pub(crate) fn range(&self) -> PageRange {
+        let first = self.first().0;
+        PageRange::new(first, first + self.0.len() as u64)
     }
 
     /// The run's bytes, out of its frame.

@@ -128,12 +128,16 @@ impl PageSet {
 
     /// The longest runs of neighbouring pages, in order.
     pub fn ranges(&self) -> impl Iterator<Item = PageRange> + '_ {
-        let mut next = 0;
+        self.ranges_in(PageRange::new(0, self.bound))
+    }
+
+    /// The same of the pages in `range` alone.
+    pub fn ranges_in(&self, range: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        let (mut next, end) = (range.start.0, range.end.0.min(self.bound));
         std::iter::from_fn(move || {
-            let start = self.find(next, true)?;
-            let end = self.find(start, false).unwrap_or(self.bound);
-            next = end;
-            Some(PageRange::new(start, end))
+            let start = self.find(next, true).filter(|start| *start < end)?;
+            next = self.find(start, false).map_or(end, |stop| stop.min(end));
+            Some(PageRange::new(start, next))
         })
     }
 
@@ -202,6 +206,10 @@ mod tests {
             let ranges: Vec<_> = set.ranges().collect();
             prop_assert!(ranges.iter().flat_map(PageRange::pages).eq(set.iter()));
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+            let part = PageRange::new(bound / 3, bound * 2 / 3 + 1);
+            let inside = set.iter().filter(|page| part.contains(*page) && page.0 < bound);
+            let found: Vec<_> = set.ranges_in(part).flat_map(|range| range.pages()).collect();
+            prop_assert!(inside.eq(found));
         }
     }
 

@@ -56,10 +56,34 @@ pub struct PageServer<'a> {
     image: &'a ImageReader,
     entries: Vec<Entry>,
     faults: FaultServer<'a>,
-    missing: Mutex<PageSet>,
+    missing: Mutex<Missing>,
     of: u64,
     problem: Mutex<Option<String>>,
     guest_ended: AtomicBool,
+}
+
+/// The pages that have not arrived.
+struct Missing {
+    pages: PageSet,
+    /// How many they are: asked at every touch.
+    left: u64,
+}
+
+impl Missing {
+    fn contains(&self, page: PageNumber) -> bool {
+        self.pages.contains(page)
+    }
+
+    /// Those of a range, as runs.
+    fn runs_in(&self, range: PageRange) -> Vec<PageRange> {
+        self.pages.ranges_in(range).collect()
+    }
+
+    /// Notes that a run of missing pages has arrived.
+    fn arrived(&mut self, run: PageRange) {
+        self.pages.remove_range(run);
+        self.left -= run.count();
+    }
 }
 
 impl<'a> PageServer<'a> {
@@ -83,6 +107,7 @@ impl<'a> PageServer<'a> {
             }
         }
         let of = missing.count();
+        let missing = Missing { pages: missing, left: of };
         Ok(Self {
             image,
             entries,
@@ -135,7 +160,7 @@ impl<'a> PageServer<'a> {
                             true
                         }
                     });
-                    if self.lock().is_empty() {
+                    if self.lock().left == 0 {
                         told(&self.progress());
                         return Ok(ServeEnd::Complete);
                     }
@@ -191,7 +216,9 @@ impl<'a> PageServer<'a> {
         // page back since.
         if pages.pages().any(|page| missing.contains(page)) {
             self.faults.fill(pages.start, &bytes)?;
-            missing.remove_range(pages);
+            for part in missing.runs_in(pages) {
+                missing.arrived(part);
+            }
         }
         Ok(())
     }
@@ -201,7 +228,7 @@ impl<'a> PageServer<'a> {
         let hottest = Pieces::new(PageRange::new(0, hot.len() as u64), PIECE);
         let rest = PageRange::new(0, self.entries.len() as u64);
         let mut first = true;
-        while !self.stopped() && !self.lock().is_empty() {
+        while !self.stopped() && self.lock().left > 0 {
             if !first {
                 std::thread::sleep(RETRY);
             }
@@ -261,11 +288,11 @@ impl<'a> PageServer<'a> {
                 // Looked at, filled and noted in one step: a page that arrived
                 // and was given back by the guest must not be filled again.
                 let mut missing = self.lock();
-                for (page, bytes) in run.pages().zip(bytes.chunks_exact(PAGE_BYTES)) {
-                    if missing.contains(page) {
-                        self.faults.fill(page, bytes)?;
-                        missing.remove(page);
-                    }
+                for part in missing.runs_in(run.range()) {
+                    let start = (part.start.0 - run.first().0) as usize * PAGE_BYTES;
+                    let end = start + part.count() as usize * PAGE_BYTES;
+                    self.faults.fill(part.start, &bytes[start..end])?;
+                    missing.arrived(part);
                 }
             }
         }
@@ -283,7 +310,7 @@ impl<'a> PageServer<'a> {
 
     fn progress(&self) -> ServeProgress {
         let problem = self.problem.lock().unwrap_or_else(|locked| locked.into_inner()).clone();
-        let missing = self.lock().count();
+        let missing = self.lock().left;
         ServeProgress {
             arrived: self.of - missing,
             of: self.of,
@@ -291,7 +318,7 @@ impl<'a> PageServer<'a> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PageSet> {
+    fn lock(&self) -> MutexGuard<'_, Missing> {
         self.missing.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 }
