@@ -32,7 +32,7 @@ use crate::work::cores;
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    DiskLayer, DiskRecord, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
+    Dedup, DiskLayer, DiskRecord, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
     RegionRecord, Store, Summary,
 };
 use dewar_memory::{Ram, WriteTracker};
@@ -87,6 +87,8 @@ pub struct CheckpointOptions<'s> {
     pub codec: Codec,
     /// The codec's level.
     pub level: i32,
+    /// Where the content of pages is looked for before they are stored.
+    pub dedup: Dedup,
     /// A name for the image.
     pub tag: Option<String>,
     /// How to start the guest again; kept for whoever restores it.
@@ -130,7 +132,12 @@ fn capture<'s>(
     let observer = &Timeline::new(observer, began);
     let ram = guest.ram();
     // An unwritable store is found before the guest is touched.
-    let image = ImageOptions { pages: ram.pages(), codec: options.codec, level: options.level };
+    let image = ImageOptions {
+        pages: ram.pages(),
+        codec: options.codec,
+        level: options.level,
+        dedup: options.dedup,
+    };
     let writer = store.begin(image, options.base.image())?;
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
@@ -191,6 +198,7 @@ fn capture<'s>(
         stored_bytes: writer.stored_bytes()
             + disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
         inherited_bytes: 0,
+        duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
         epochs: captures.epochs.clone(),

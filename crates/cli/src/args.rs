@@ -154,8 +154,22 @@ pub struct CheckpointArgs {
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
     pub codec: CodecChoice,
+    /// Where a page's content is looked for before it is stored.
+    #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
+    pub dedup: DedupChoice,
     #[command(flatten)]
     pub store: StoreArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DedupChoice {
+    /// Nowhere.
+    Off,
+    /// In the same checkpoint; equal pages are compared byte by byte.
+    Image,
+    /// In all checkpoints of the store that were taken so, by BLAKE3. Whoever sees the size of a
+    /// checkpoint can then tell whether other guests have a page.
+    Store,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

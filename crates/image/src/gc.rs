@@ -106,6 +106,9 @@ impl Needed {
             image.table()?.levels().for_each(|level| needed.add(level));
             needed.add(&record.device_state.entries);
             needed.add(&record.hot_pages.entries);
+            if let Some(blob) = &record.fingerprints {
+                needed.add(&blob.entries);
+            }
         }
         Ok(needed)
     }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod dedup;
 mod diff;
 mod direct;
 mod disks;
@@ -34,10 +35,12 @@ mod redis;
 mod segment;
 mod sink;
 mod store;
+mod stored;
 mod table;
 mod verify;
 mod writer;
 
+pub use dedup::Dedup;
 pub use diff::diff;
 pub use entry::{Entry, PageAddress};
 pub use error::ImageError;

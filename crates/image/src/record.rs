@@ -50,6 +50,10 @@ pub struct Record {
     pub hot_pages: Blob,
     /// The hypervisor's device state.
     pub device_state: Blob,
+    /// Fingerprints of the pages that it stored, for later images to find them:
+    /// rows of 24 bytes of a BLAKE3 hash and an 8-byte entry, in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprints: Option<Blob>,
     /// Copies of the writable disks.
     pub disks: Vec<DiskRecord>,
     /// How to start the guest again; only the crate that wrote it reads it.
@@ -166,6 +170,7 @@ impl Record {
             memory,
             hot_pages,
             device_state,
+            fingerprints: None,
             disks: Vec::new(),
             machine: serde_json::Value::Null,
             segments: Vec::new(),
@@ -191,6 +196,9 @@ pub struct Summary {
     /// taken.
     #[serde(default)]
     pub inherited_bytes: u64,
+    /// Pages that were not stored because another has their content.
+    #[serde(default)]
+    pub duplicate_pages: u64,
     /// How long the guest stood still, in milliseconds, as Dewar saw it.
     pub pause_ms: f64,
     /// From the command to the complete image, in milliseconds.

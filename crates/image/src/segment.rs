@@ -71,6 +71,18 @@ impl SegmentBuilder {
         self.bytes.extend_from_slice(frame);
     }
 
+    /// A frame that was appended.
+    pub(crate) fn read_frame(&self, frame: u16) -> Result<(FrameHeader, &[u8]), ImageError> {
+        let index = usize::from(frame);
+        let missing = || {
+            let place = format!("frame {frame} of segment {:016x}", self.number);
+            ImageError::damaged(place, "its segment has no such frame")
+        };
+        let start = *self.offsets.get(index).ok_or_else(missing)? as usize;
+        let end = self.offsets.get(index + 1).map_or(self.bytes.len(), |end| *end as usize);
+        FrameHeader::parse(&self.bytes[start..end], self.store, self.number, frame)
+    }
+
     /// The segment's number and all its bytes, directory included.
     pub(crate) fn finish(mut self) -> (u64, Vec<u8>) {
         let directory_at = self.bytes.len() as u32;

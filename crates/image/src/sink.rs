@@ -1,7 +1,10 @@
+use crate::dedup::Fingerprint;
 use crate::segment::SegmentBuilder;
+use crate::stored::StoredPages;
 use crate::{Entry, FRAME_PAGES, ImageError, ImageWriter, PageAddress};
 use dewar_codec::{Codec, FrameEncoder, PageCodec, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber};
+use std::collections::HashMap;
 
 /// One thread's way into an image: groups pages into frames, frames into
 /// segments of its own. [`PageSink::finish`] it before the image is finished.
@@ -13,6 +16,11 @@ pub struct PageSink<'w, 's> {
     segment: Option<SegmentBuilder>,
     /// The payload of the frame being encoded.
     payload: Vec<u8>,
+    /// To compare with, where fingerprints are no proof.
+    stored: Option<StoredPages>,
+    /// Pages in our segment in the making that were stored though another with
+    /// their fingerprint is: in one that nobody else can read yet, perhaps.
+    again: HashMap<Fingerprint, PageAddress>,
 }
 
 /// Pages that wait until their frame is full.
@@ -20,6 +28,8 @@ pub struct PageSink<'w, 's> {
 struct OpenFrame {
     bytes: Vec<u8>,
     pages: Vec<PageNumber>,
+    /// Theirs, where they are looked for.
+    prints: Vec<Fingerprint>,
 }
 
 impl<'w, 's> PageSink<'w, 's> {
@@ -28,7 +38,10 @@ impl<'w, 's> PageSink<'w, 's> {
         codec: Codec,
         level: i32,
     ) -> Result<Self, ImageError> {
+        let compares = writer.fingerprints().is_some_and(|prints| !prints.is_proof());
         Ok(Self {
+            stored: compares.then(StoredPages::new).transpose()?,
+            again: HashMap::new(),
             writer,
             encoder: FrameEncoder::new(codec, level)?,
             compressible: OpenFrame::default(),
@@ -48,20 +61,44 @@ impl<'w, 's> PageSink<'w, 's> {
     /// Where the image has no such page.
     pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<PageKind, ImageError> {
         let kind = classify(bytes);
+        if kind == PageKind::Zero {
+            self.writer.set(page.index(), Entry::ZERO);
+            return Ok(kind);
+        }
+        let print = self.writer.fingerprints().map(|prints| prints.of(bytes));
+        if let Some(at) = print.and_then(|print| self.same_page(&print, bytes)) {
+            self.writer.set(page.index(), Entry::packed(at));
+            return Ok(kind);
+        }
         let frame = match kind {
-            PageKind::Zero => {
-                self.writer.set(page.index(), Entry::ZERO);
-                return Ok(kind);
-            }
             PageKind::Compressible => &mut self.compressible,
-            PageKind::Incompressible => &mut self.incompressible,
+            _ => &mut self.incompressible,
         };
         frame.bytes.extend_from_slice(bytes);
         frame.pages.push(page);
+        frame.prints.extend(print);
         if frame.pages.len() == FRAME_PAGES {
             self.close_frame(kind)?;
         }
         Ok(kind)
+    }
+
+    /// Where a page with the same content lies.
+    fn same_page(&mut self, print: &Fingerprint, bytes: &[u8]) -> Option<PageAddress> {
+        let prints = self.writer.fingerprints()?;
+        let at = self.again.get(print).copied().or_else(|| prints.find(print));
+        let found = match (at, &mut self.stored) {
+            (Some(at), Some(stored)) => {
+                stored.is_at(bytes, at, self.writer.store(), self.segment.as_ref()).then_some(at)
+            }
+            (at, _) => at,
+        };
+        match (found, &mut self.stored) {
+            (Some(_), _) => prints.count_duplicate(),
+            (None, Some(stored)) => stored.earn(),
+            (None, None) => {}
+        }
+        found
     }
 
     /// Puts pages that are not RAM and returns their entries.
@@ -113,10 +150,19 @@ impl<'w, 's> PageSink<'w, 's> {
         for (page, entry) in frame.pages.iter().zip(addresses(at, frame.pages.len())) {
             self.writer.set(page.index(), entry);
         }
-        let OpenFrame { mut bytes, mut pages } = frame;
+        if let Some(prints) = self.writer.fingerprints() {
+            for (index, print) in (0u8..).zip(&frame.prints) {
+                let at = PageAddress { index, ..at };
+                if !prints.learn(*print, at) {
+                    self.again.insert(*print, at);
+                }
+            }
+        }
+        let OpenFrame { mut bytes, mut pages, mut prints } = frame;
         bytes.clear();
         pages.clear();
-        let emptied = OpenFrame { bytes, pages };
+        prints.clear();
+        let emptied = OpenFrame { bytes, pages, prints };
         match kind {
             PageKind::Compressible => self.compressible = emptied,
             _ => self.incompressible = emptied,
@@ -146,6 +192,7 @@ impl<'w, 's> PageSink<'w, 's> {
     }
 
     fn close_segment(&mut self) -> Result<(), ImageError> {
+        self.again.clear();
         let Some(segment) = self.segment.take() else { return Ok(()) };
         let (number, bytes) = segment.finish();
         self.writer.submit(number, bytes)

@@ -69,6 +69,9 @@ pub fn verify(
     }
     image.blob("device state", &record.device_state)?;
     image.blob("list of hot pages", &record.hot_pages)?;
+    if let Some(blob) = &record.fingerprints {
+        image.blob("list of fingerprints", blob)?;
+    }
     store.check_disks(record)?;
     verified.disks = record.disks.len() as u64;
     progress(steps, steps);

@@ -1,3 +1,4 @@
+use crate::dedup::{Dedup, Fingerprints};
 use crate::flush::Flusher;
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
@@ -25,6 +26,8 @@ pub struct ImageOptions {
     pub codec: Codec,
     /// Its level, where it has levels.
     pub level: i32,
+    /// Where the content of pages is looked for before they are stored.
+    pub dedup: Dedup,
 }
 
 /// An image that is being written. Dropped before [`ImageWriter::commit`], it
@@ -40,6 +43,7 @@ pub struct ImageWriter<'s> {
     /// While we hold the reader, nobody deletes the parent.
     parent: Option<(&'s ImageReader, Table)>,
     entries: Vec<AtomicU64>,
+    fingerprints: Option<Fingerprints>,
     shared: Mutex<Shared>,
     /// `None` once the queue was closed.
     flusher: Mutex<Option<Flusher>>,
@@ -55,6 +59,8 @@ struct Shared {
     /// Segments and frames that are stored as they are.
     raw: HashSet<(u64, u16)>,
     stored_bytes: u64,
+    /// The fingerprints, stored for later images.
+    fingerprints: Option<Blob>,
     /// Why a segment could not be written.
     failure: Option<Arc<ImageError>>,
 }
@@ -82,11 +88,13 @@ impl<'s> ImageWriter<'s> {
             inherited: BTreeSet::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
+            fingerprints: None,
             failure: None,
         };
         Ok(Self {
             store,
             id,
+            fingerprints: Fingerprints::new(store, options.dedup)?,
             options,
             parent,
             entries,
@@ -218,7 +226,16 @@ impl<'s> ImageWriter<'s> {
         let built = table::build(entries, table, |nodes| sink.put_unnumbered(nodes))?;
         sink.finish()?;
         self.lock().inherit(&built.reused);
+        if let Some(prints) = self.fingerprints.as_ref().and_then(Fingerprints::to_bytes) {
+            let blob = self.put_blob(&prints)?;
+            self.lock().fingerprints = Some(blob);
+        }
         Ok((built.root, counts))
+    }
+
+    /// Pages that were not stored because another has their content.
+    pub fn duplicate_pages(&self) -> u64 {
+        self.fingerprints.as_ref().map_or(0, Fingerprints::duplicates)
     }
 
     /// Waits until all that was put lasts.
@@ -259,6 +276,7 @@ impl<'s> ImageWriter<'s> {
         record.id = self.id.clone();
         record.store = self.store.id();
         record.disks = disks;
+        record.fingerprints = self.lock().fingerprints.take();
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();
@@ -284,6 +302,14 @@ impl<'s> ImageWriter<'s> {
         // A lease that cannot be removed harms nothing: the image exists.
         let _ = lease.map(WriterLease::release);
         Ok(record)
+    }
+
+    pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {
+        self.fingerprints.as_ref()
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        self.store
     }
 
     pub(crate) fn set(&self, page: usize, entry: Entry) {

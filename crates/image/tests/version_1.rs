@@ -5,8 +5,8 @@
 
 use dewar_codec::Codec;
 use dewar_image::{
-    FrameCache, ImageError, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
-    verify,
+    Dedup, FrameCache, ImageError, ImageOptions, Location, MemoryRecord, Record, RegionRecord,
+    Store, verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::path::Path;
@@ -34,7 +34,8 @@ fn content(page: u64) -> Vec<u8> {
 
 fn write(root: &Path) -> Result<Record, ImageError> {
     let store = Store::open_or_create(&Location::Folder(root.to_owned()))?;
-    let writer = store.begin(ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1 }, None)?;
+    let options = ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1, dedup: Dedup::Off };
+    let writer = store.begin(options, None)?;
     writer.put_holes(PageRange::new(0, 10));
     writer.put_holes(PageRange::new(13, 599));
     let mut sink = writer.sink()?;

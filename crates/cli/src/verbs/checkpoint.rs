@@ -1,4 +1,4 @@
-use crate::args::{CheckpointArgs, CodecChoice};
+use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
@@ -11,7 +11,7 @@ use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_image::{Record, Store};
+use dewar_image::{Dedup, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -50,6 +50,11 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
             CodecChoice::Raw => Codec::Raw,
         },
         level: ZSTD_LEVEL,
+        dedup: match args.dedup {
+            DedupChoice::Off => Dedup::Off,
+            DedupChoice::Image => Dedup::Image,
+            DedupChoice::Store => Dedup::Store,
+        },
         tag: args.tag,
         machine,
         scratch: guest_folder.make_scratch()?,
@@ -141,6 +146,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
             "compressed": counts.compressed,
             "raw": counts.raw,
             "unchanged": counts.inherited,
+            "duplicate": record.summary.duplicate_pages,
         },
         "parent": record.parent,
         "stored_bytes": record.summary.stored_bytes,
@@ -184,6 +190,9 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
         let how =
             if taken.by_tracking { "known by tracking since" } else { "found by comparing with" };
         text.push_str(&format!("\n{} pages as in {parent}, {how} it", counts.inherited));
+    }
+    if summary.duplicate_pages > 0 {
+        text.push_str(&format!("\n{} pages are stored elsewhere already", summary.duplicate_pages));
     }
     if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
         let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);

@@ -3,7 +3,7 @@
 
 use dewar_codec::Codec;
 use dewar_image::{
-    Blob, DiskRecord, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
+    Blob, Dedup, DiskRecord, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
     MemoryRecord, PageCounts, Record, RegionRecord, Store,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
@@ -34,7 +34,7 @@ pub fn content(page: u64, version: u64) -> Vec<u8> {
 }
 
 pub fn options() -> ImageOptions {
-    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1 }
+    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1, dedup: Dedup::Off }
 }
 
 pub fn commit(writer: ImageWriter<'_>, disk: Option<&str>) -> Record {

@@ -3,7 +3,9 @@
 use crate::REPEATS;
 use anyhow::{Context, Result};
 use dewar_codec::Codec;
-use dewar_image::{ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store};
+use dewar_image::{
+    Dedup, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
+};
 use dewar_testkit::bench::median;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use serde_json::{Value, json};
@@ -78,7 +80,7 @@ fn run(dewar: &Path, root: &Path, line: &[&str]) -> Result<Cost> {
 
 fn write(store: &Store, parent: Option<&ImageId>, number: u64) -> Result<ImageId> {
     let parent = parent.map(|id| store.open_image(id)).transpose()?;
-    let options = ImageOptions { pages: PAGES, codec: Codec::Zstd, level: -1 };
+    let options = ImageOptions { pages: PAGES, codec: Codec::Zstd, level: -1, dedup: Dedup::Off };
     let writer = store.begin(options, parent.as_ref())?;
     if parent.is_none() {
         writer.put_holes(PageRange::new(0, PAGES));

@@ -7,7 +7,7 @@ use crate::REPEATS;
 use anyhow::{Context, Result};
 use dewar_codec::Codec;
 use dewar_image::{
-    FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
+    Dedup, FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
 };
 use dewar_testkit::RedisServer;
 use dewar_testkit::bench::median;
@@ -167,7 +167,7 @@ fn noise() -> Vec<u8> {
 }
 
 fn write(store: &Store, pages: u64, noise: &[u8]) -> Result<ImageId> {
-    let options = ImageOptions { pages, codec: Codec::Zstd, level: -1 };
+    let options = ImageOptions { pages, codec: Codec::Zstd, level: -1, dedup: Dedup::Off };
     let writer = store.begin(options, None)?;
     std::thread::scope(|scope| {
         let put = |from: u64| -> Result<()> {

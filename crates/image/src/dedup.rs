@@ -1,0 +1,215 @@
+//! Pages with the same content, stored once.
+//!
+//! **Within an image** XXH3-128 finds a candidate and a byte-for-byte compare
+//! with what is stored decides: a guest that makes two pages with one hash gains
+//! nothing. To compare, the candidate's frame is read back, so this pays where
+//! neighbours are copied together; a budget ends it where it does not.
+//!
+//! **Across a store** there is no reading back: BLAKE3 (192 bits of it) decides.
+//! An image remembers the fingerprints of the pages that it stored itself; a new
+//! one looks among those of all images. A guest whose checkpoint turns out small
+//! learns that another guest has the same page: this is a side channel, so it is
+//! asked for, never the default.
+
+use crate::{Blob, Entry, ImageError, ImageReader, PageAddress, Store};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use twox_hash::XxHash3_128;
+
+/// Where a page's content is looked for before it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dedup {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// Among the pages of the image itself.
+    Image,
+    /// Among those, and those of all images in the store that were taken so.
+    Store,
+}
+
+/// Enough of a hash: 24 bytes.
+pub(crate) type Fingerprint = [u8; 24];
+
+const PRINT_BYTES: usize = size_of::<Fingerprint>();
+/// A fingerprint and an entry, as they are stored.
+const ROW_BYTES: usize = PRINT_BYTES + 8;
+/// Most fingerprints of other images in memory: 256 MiB of them.
+const MOST_ROWS: usize = (256 << 20) / ROW_BYTES;
+const SHARDS: usize = 64;
+
+/// What is known of stored pages, for all threads of a writer.
+pub(crate) struct Fingerprints {
+    mode: Dedup,
+    own: Vec<Mutex<HashMap<Fingerprint, PageAddress>>>,
+    others: Vec<Rows>,
+    duplicates: AtomicU64,
+}
+
+/// The fingerprints of an image, in order, and the reader that keeps it from
+/// being deleted.
+struct Rows {
+    bytes: Vec<u8>,
+    _image: ImageReader,
+}
+
+impl Fingerprints {
+    /// For a new image in `store`; `None` where nothing shall be looked for.
+    pub(crate) fn new(store: &Store, mode: Dedup) -> Result<Option<Self>, ImageError> {
+        if mode == Dedup::Off {
+            return Ok(None);
+        }
+        let others = if mode == Dedup::Store { all_rows(store)? } else { Vec::new() };
+        let own = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Ok(Some(Self { mode, own, others, duplicates: AtomicU64::new(0) }))
+    }
+
+    /// Whether equal fingerprints are proof enough.
+    pub(crate) fn is_proof(&self) -> bool {
+        self.mode == Dedup::Store
+    }
+
+    pub(crate) fn of(&self, page: &[u8]) -> Fingerprint {
+        let mut print = [0; PRINT_BYTES];
+        if self.is_proof() {
+            print.copy_from_slice(&blake3::hash(page).as_bytes()[..PRINT_BYTES]);
+        } else {
+            print[..16].copy_from_slice(&XxHash3_128::oneshot(page).to_le_bytes());
+        }
+        print
+    }
+
+    /// Where a page with this fingerprint lies.
+    pub(crate) fn find(&self, print: &Fingerprint) -> Option<PageAddress> {
+        let own = self.shard(print).get(print).copied();
+        own.or_else(|| self.others.iter().find_map(|rows| rows.find(print)))
+    }
+
+    /// Says that a page was stored; returns whether it is the first with this
+    /// print. The first is remembered.
+    pub(crate) fn learn(&self, print: Fingerprint, at: PageAddress) -> bool {
+        *self.shard(&print).entry(print).or_insert(at) == at
+    }
+
+    /// Says that a page need not be stored.
+    pub(crate) fn count_duplicate(&self) {
+        self.duplicates.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many pages need not be stored.
+    pub(crate) fn duplicates(&self) -> u64 {
+        self.duplicates.load(Ordering::Relaxed)
+    }
+
+    /// What the image remembers, for later ones; nothing where fingerprints are
+    /// no proof.
+    pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
+        if !self.is_proof() {
+            return None;
+        }
+        let mut rows: Vec<(Fingerprint, PageAddress)> = Vec::new();
+        for shard in &self.own {
+            let shard = shard.lock().unwrap_or_else(|locked| locked.into_inner());
+            rows.extend(shard.iter().map(|(print, at)| (*print, *at)));
+        }
+        rows.sort_unstable();
+        let row = |(print, at): (Fingerprint, PageAddress)| {
+            print.into_iter().chain(Entry::packed(at).0.to_le_bytes())
+        };
+        Some(rows.into_iter().flat_map(row).collect())
+    }
+
+    fn shard(&self, print: &Fingerprint) -> MutexGuard<'_, HashMap<Fingerprint, PageAddress>> {
+        let shard = &self.own[usize::from(print[0]) % SHARDS];
+        shard.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+impl Rows {
+    fn find(&self, print: &Fingerprint) -> Option<PageAddress> {
+        let row = |index: usize| &self.bytes[index * ROW_BYTES..(index + 1) * ROW_BYTES];
+        let (mut low, mut high) = (0, self.bytes.len() / ROW_BYTES);
+        while low < high {
+            let middle = (low + high) / 2;
+            match row(middle)[..PRINT_BYTES].cmp(print) {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+                std::cmp::Ordering::Equal => {
+                    let word = &row(middle)[PRINT_BYTES..];
+                    let entry = word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
+                    return Entry(entry).address().ok().flatten();
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The fingerprints of the images in a store, newest first, as far as memory
+/// shall hold them. Images that cannot be read are as good as not there.
+fn all_rows(store: &Store) -> Result<Vec<Rows>, ImageError> {
+    let (records, _) = store.records()?;
+    let mut found = Vec::new();
+    let mut left = MOST_ROWS;
+    for record in records.iter().rev() {
+        let Some(blob) = &record.fingerprints else { continue };
+        let rows = blob.bytes as usize / ROW_BYTES;
+        if rows > left {
+            continue;
+        }
+        if let Ok((bytes, image)) = load(store, record, blob) {
+            left -= rows;
+            found.push(Rows { bytes, _image: image });
+        }
+    }
+    Ok(found)
+}
+
+fn load(
+    store: &Store,
+    record: &crate::Record,
+    blob: &Blob,
+) -> Result<(Vec<u8>, ImageReader), ImageError> {
+    let image = store.open_image(&record.id)?;
+    let bytes = image.blob("list of fingerprints", blob)?;
+    Ok((bytes, image))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FrameCache, ImageOptions, Location};
+    use dewar_codec::Codec;
+    use dewar_units::{PAGE_BYTES, PageNumber};
+
+    #[test]
+    fn a_page_with_anothers_hash_is_not_taken_for_it() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let store = Store::open_or_create(&Location::Folder(folder.path().join("s")));
+        let store = store.expect("store");
+        let options = ImageOptions { pages: 2, codec: Codec::Zstd, level: 1, dedup: Dedup::Image };
+        let writer = store.begin(options, None).expect("begin");
+        let (one, two) = ([1; PAGE_BYTES], [2; PAGE_BYTES]);
+        let mut sink = writer.sink().expect("sink");
+        sink.put(PageNumber(0), &one).expect("put");
+        sink.flush().expect("flush");
+        // What a guest would have to make: two pages with one hash.
+        let prints = writer.fingerprints().expect("fingerprints");
+        let at = prints.find(&prints.of(&one)).expect("stored");
+        prints.learn(prints.of(&two), at);
+        sink.put(PageNumber(1), &two).expect("put");
+        sink.finish().expect("finish");
+        let (root, counts) = writer.finish_memory(0).expect("table");
+        let (state, hot) =
+            (writer.put_blob(&[]).expect("blob"), writer.put_blob(&[]).expect("blob"));
+        let memory = crate::MemoryRecord { pages: 2, root, regions: vec![], counts };
+        let record = crate::Record::new("g", memory, state, hot);
+        let record = writer.commit(record, vec![]).expect("commit");
+        let image = store.open_image(&record.id).expect("open");
+        let mut cache = FrameCache::new().expect("cache");
+        let entries = image.entries().expect("entries");
+        let page = image.page(PageNumber(1), entries[1], &mut cache).expect("page");
+        assert_eq!(page.expect("not zeros"), two);
+    }
+}

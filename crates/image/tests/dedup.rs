@@ -1,0 +1,118 @@
+//! Pages with one content, stored once; and what that must never change.
+
+mod common;
+
+use common::{PAGES, commit, content, options};
+use dewar_image::{
+    Dedup, FrameCache, ImageId, ImageOptions, Location, Record, Store, collect, verify,
+};
+use dewar_units::{PAGE_BYTES, PageNumber};
+
+/// 3,000 pages with 500 contents; the first 500 all differ, then they repeat in
+/// runs of 50 at other places.
+fn repeated(page: u64) -> Vec<u8> {
+    let number = if page < 500 { page } else { (page / 50 * 7 % 10) * 50 + page % 50 };
+    content(number, 1)
+}
+
+fn write(store: &Store, dedup: Dedup, threads: u64, of: impl Fn(u64) -> Vec<u8> + Sync) -> Record {
+    let writer = store.begin(ImageOptions { dedup, ..options() }, None).expect("begin");
+    std::thread::scope(|scope| {
+        for nth in 0..threads {
+            let (writer, of) = (&writer, &of);
+            scope.spawn(move || {
+                let mut sink = writer.sink().expect("sink");
+                for page in nth * PAGES / threads..(nth + 1) * PAGES / threads {
+                    sink.put(PageNumber(page), &of(page)).expect("put");
+                }
+                sink.finish().expect("finish");
+            });
+        }
+    });
+    commit(writer, None)
+}
+
+fn assert_reads_back(store: &Store, id: &ImageId, of: impl Fn(u64) -> Vec<u8>) {
+    verify(store, id, |_, _| {}).expect("verify");
+    let image = store.open_image(id).expect("open");
+    let mut cache = FrameCache::new().expect("cache");
+    for (page, entry) in image.entries().expect("entries").into_iter().enumerate() {
+        let found = image.page(PageNumber(page as u64), entry, &mut cache).expect("page");
+        assert_eq!(found.unwrap_or(&[0; PAGE_BYTES]), of(page as u64), "page {page}");
+    }
+}
+
+fn bytes(store: &Store) -> u64 {
+    let folder = store.folder().expect("folder").join("segments");
+    let files = std::fs::read_dir(folder).expect("list").flatten();
+    files.map(|file| file.metadata().expect("stat").len()).sum()
+}
+
+fn new_store() -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let store = Store::open_or_create(&Location::Folder(folder.path().join("s"))).expect("store");
+    (folder, store)
+}
+
+#[test]
+fn within_an_image_copies_are_found_and_compared() {
+    let (_folder, store) = new_store();
+    let plain = write(&store, Dedup::Off, 1, repeated);
+    let whole = bytes(&store);
+    store.delete(&plain.id).expect("delete");
+    for threads in [1, 2] {
+        let record = write(&store, Dedup::Image, threads, repeated);
+        let all = record.summary.duplicate_pages;
+        println!("{threads} threads: {} of {whole}, {all} duplicates", bytes(&store));
+        assert!(bytes(&store) < whole / 2, "{} of {whole}", bytes(&store));
+        assert_eq!(record.fingerprints.is_some(), false);
+        assert_reads_back(&store, &record.id, repeated);
+        collect(&store, false, |_, _| {}).expect("gc");
+        assert_reads_back(&store, &record.id, repeated);
+        store.delete(&record.id).expect("delete");
+    }
+}
+
+#[test]
+fn across_a_store_an_image_outlives_the_one_it_shares_with() {
+    let (_folder, store) = new_store();
+    // Half of the second is the first's, at other places.
+    let second = |page: u64| match page % 2 {
+        0 => repeated((page + 1100) % PAGES),
+        _ => content(page, 9),
+    };
+    let first = write(&store, Dedup::Store, 2, repeated);
+    let before = bytes(&store);
+    let other = write(&store, Dedup::Store, 2, second);
+    let added = bytes(&store) - before;
+    let alone = {
+        let (_folder, store) = new_store();
+        write(&store, Dedup::Store, 2, second);
+        bytes(&store)
+    };
+    assert!(added < alone, "{added} in place of {alone}");
+    assert!(other.memory.counts.inherited > 1300, "{:?}", other.memory.counts);
+    assert!(!other.inherited_segments.is_empty());
+    // One that was not taken so takes part in nothing.
+    let apart = write(&store, Dedup::Image, 1, repeated);
+    assert!(apart.inherited_segments.is_empty());
+    store.delete(&first.id).expect("delete");
+    assert_reads_back(&store, &other.id, second);
+    collect(&store, false, |_, _| {}).expect("gc");
+    assert_reads_back(&store, &other.id, second);
+    assert_reads_back(&store, &apart.id, repeated);
+    store.delete(&other.id).expect("delete");
+    store.delete(&apart.id).expect("delete");
+    assert_eq!(bytes(&store), 0);
+}
+
+#[test]
+fn an_image_that_is_shared_from_cannot_go_meanwhile() {
+    let (_folder, store) = new_store();
+    let first = write(&store, Dedup::Store, 1, repeated);
+    let writer =
+        store.begin(ImageOptions { dedup: Dedup::Store, ..options() }, None).expect("begin");
+    assert!(store.delete(&first.id).is_err());
+    drop(writer);
+    store.delete(&first.id).expect("delete");
+}
