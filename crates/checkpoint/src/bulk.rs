@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that a worker takes at a time: one page-table node.
 const PIECE: u64 = 512;
+/// The share of all pages below which nobody asks which have memory.
+const FEW: u64 = 16;
 
 /// Encodes the pages of `todo` but those written since arming, which are left
 /// for the epochs. A page that is written while it is copied is in a later
@@ -26,9 +28,13 @@ pub(crate) fn bulk(
     observer: &dyn Observer,
 ) -> Result<PageSet, CheckpointError> {
     let all = PageRange::new(0, ram.pages());
-    let mut holes = PageSet::full(ram.pages());
-    for range in ram.data_ranges(all)? {
-        holes.remove_range(range);
+    let mut holes = PageSet::new(ram.pages());
+    // Of a few pages, all just written, asking would take longer than copying.
+    if todo.count() > ram.pages() / FEW {
+        holes.insert_range(all);
+        for range in ram.data_ranges(all)? {
+            holes.remove_range(range);
+        }
     }
     for page in todo.iter().filter(|page| holes.contains(*page)) {
         writer.put_holes(PageRange::new(page.0, page.0 + 1));

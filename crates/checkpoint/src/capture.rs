@@ -171,19 +171,27 @@ fn capture<'s>(
     }
     let (device_state, pause) = stopped?;
 
-    let copies = std::thread::scope(|scope| {
-        let behind = scope.spawn(|| write_behind(&captures.buffer, &writer, observer));
+    holes.subtract(captures.buffer.held());
+    // What is unchanged was untouched before, if it was.
+    let holes = match options.base.image() {
+        Some(parent) if by_tracking => parent.record().memory.counts.hole,
+        _ => holes.count(),
+    };
+    let (memory, copies) = std::thread::scope(|scope| {
+        let behind = scope.spawn(|| -> Result<_, CheckpointError> {
+            write_behind(&captures.buffer, &writer, observer)?;
+            let (root, counts) = writer.finish_memory(holes)?;
+            let device_state = writer.put_blob(&device_state)?;
+            let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
+            writer.sync()?;
+            Ok((root, counts, device_state, hot_pages))
+        });
         let copies = copy_disks(guest, &writer, &options.scratch, observer);
         let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        behind.and(copies)
+        behind.and_then(|memory| Ok((memory, copies?)))
     })?;
+    let (root, counts, device_state, hot_pages) = memory;
     observer.step(Step::WrittenBehind);
-
-    holes.subtract(captures.buffer.held());
-    let (root, counts) = writer.finish_memory(holes.count())?;
-    let device_state = writer.put_blob(&device_state)?;
-    let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
-    writer.sync()?;
     let disks = copies
         .into_iter()
         .map(|(copy, below)| disk_record(&writer, copy, below))

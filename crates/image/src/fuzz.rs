@@ -205,9 +205,9 @@ fn fuzz_page_tables() {
         bytes.resize(PAGE_BYTES, 0);
         let pages = 1 + u64::from(bytes[0]) * 1000;
         let mut reads = 0;
-        let _ = table::read(Entry(1), pages, |_| {
-            reads += 1;
-            Ok(bytes.clone())
+        let _ = table::read(Entry(1), pages, |nodes| {
+            reads += nodes.len() as u64;
+            Ok(vec![bytes.clone(); nodes.len()])
         });
         // As many nodes as the pages need, whatever they say.
         assert!(reads <= pages.div_ceil(512) + 512 + 1, "{reads} reads for {pages} pages");

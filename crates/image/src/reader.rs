@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Segment files kept open at a time.
 const OPEN_SEGMENTS: usize = 128;
+/// Nodes below which another thread is not worth while.
+const NODES_A_THREAD: usize = 256;
 
 /// An image, open for reading by any number of threads. While it lives the
 /// image cannot be deleted.
@@ -63,11 +65,31 @@ impl ImageReader {
 
     /// The page table with the nodes above it.
     pub(crate) fn table(&self) -> Result<Table, ImageError> {
-        let mut cache = FrameCache::new()?;
         let memory = &self.record.memory;
-        table::read(memory.root, memory.pages, |entry| {
-            let page = self.stored_page(entry, &mut cache)?;
-            Ok(page.unwrap_or(&[0; PAGE_BYTES]).to_vec())
+        table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
+    }
+
+    /// The nodes that the entries lead to; many are read by several threads.
+    fn nodes(&self, entries: &[Entry]) -> Result<Vec<Vec<u8>>, ImageError> {
+        let read = |entries: &[Entry]| -> Result<Vec<Vec<u8>>, ImageError> {
+            let mut cache = FrameCache::new()?;
+            let node = |entry: &Entry| {
+                Ok(self.stored_page(*entry, &mut cache)?.unwrap_or(&[0; PAGE_BYTES]).to_vec())
+            };
+            entries.iter().map(node).collect()
+        };
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let share = entries.len().div_ceil(threads).max(NODES_A_THREAD);
+        std::thread::scope(|scope| {
+            let mut parts = entries.chunks(share);
+            let first = parts.next().unwrap_or_default();
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
+            let mut nodes = read(first)?;
+            for part in others {
+                let part = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                nodes.extend(part?);
+            }
+            Ok(nodes)
         })
     }
 
@@ -99,11 +121,14 @@ impl ImageReader {
         Ok(&cache.pages)
     }
 
-    /// Says that most of a segment will be wanted soon. Damage is told when it
-    /// is read.
+    /// Says that most of a segment will be wanted soon, and then most of the
+    /// next. Damage is told when it is read.
     pub fn read_ahead(&self, segment: u64) {
-        if let Ok(segment) = self.segment(segment) {
-            segment.read_ahead();
+        for number in [segment, segment + 1] {
+            if let Some(Ok(segment)) = self.record.has_segment(number).then(|| self.segment(number))
+            {
+                segment.read_ahead();
+            }
         }
     }
 

@@ -5,9 +5,12 @@ use crate::{ImageError, PageAddress, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::PAGE_BYTES;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Frames kept expanded: those that pages just put may be copies of.
 const KEPT: usize = 8;
+/// Segments kept open.
+const OPEN_SEGMENTS: usize = 64;
 /// What a page that is stored, and one that need not be, earn; reading back a
 /// frame costs [`FRAME`]. Single copies here and there do not pay for it.
 const STORED: i64 = 1;
@@ -88,10 +91,13 @@ impl StoredPages {
             header.expand(payload, &mut self.decoder, &mut pages)?;
             return Ok(pages);
         }
-        if !self.segments.contains_key(&at.segment) {
-            self.segments.insert(at.segment, store.segment(at.segment)?);
+        if self.segments.len() >= OPEN_SEGMENTS {
+            self.segments.clear();
         }
-        let segment = &self.segments[&at.segment];
+        let segment = match self.segments.entry(at.segment) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(place) => place.insert(store.segment(at.segment)?),
+        };
         let (header, payload) = segment.read_frame(at.frame, &mut self.stored)?;
         header.expand(payload, &mut self.decoder, &mut pages)?;
         Ok(pages)

@@ -74,16 +74,18 @@ pub(crate) fn build(
         let mut level = Vec::with_capacity(below.len().div_ceil(ENTRIES_PER_NODE));
         let (mut new, mut places) = (Vec::new(), Vec::new());
         for (index, content) in below.chunks(ENTRIES_PER_NODE).enumerate() {
-            let known = parent.and_then(|parent| parent.node_with(height, index, content));
-            match (known, node(content)) {
-                (_, None) => level.push(Entry::ZERO),
-                (Some(known), _) => {
+            if content.iter().all(|entry| *entry == Entry::ZERO) {
+                level.push(Entry::ZERO);
+                continue;
+            }
+            match parent.and_then(|parent| parent.node_with(height, index, content)) {
+                Some(known) => {
                     reused.push(known);
                     level.push(known);
                 }
-                (None, Some(bytes)) => {
+                None => {
                     places.push(level.len());
-                    new.push(bytes);
+                    new.push(node(content));
                     level.push(Entry::UNSET);
                 }
             }
@@ -100,21 +102,18 @@ pub(crate) fn build(
     Ok(Built { root: below.first().copied().unwrap_or(Entry::ZERO), reused })
 }
 
-/// The bytes of a node, or nothing where all its pages are zeros.
-fn node(entries: &[Entry]) -> Option<Vec<u8>> {
-    if entries.iter().all(|entry| *entry == Entry::ZERO) {
-        return None;
-    }
+/// The bytes of a node.
+fn node(entries: &[Entry]) -> Vec<u8> {
     let mut bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.0.to_le_bytes()).collect();
     bytes.resize(PAGE_BYTES, 0);
-    Some(bytes)
+    bytes
 }
 
-/// Reads the table of `pages` pages under `root`. `get` fetches a node.
+/// Reads the table of `pages` pages under `root`. `get` fetches nodes.
 pub(crate) fn read(
     root: Entry,
     pages: u64,
-    mut get: impl FnMut(Entry) -> Result<Vec<u8>, ImageError>,
+    mut get: impl FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError>,
 ) -> Result<Table, ImageError> {
     let mut levels = Vec::new();
     let mut level = vec![root];
@@ -122,18 +121,21 @@ pub(crate) fn read(
         let span = (ENTRIES_PER_NODE as u64).pow(height);
         let count = pages.div_ceil(span) as usize;
         let mut below = Vec::with_capacity(count);
+        let stored: Vec<Entry> = level.iter().copied().filter(|it| *it != Entry::ZERO).collect();
+        let mut nodes = get(&stored)?.into_iter();
         for &entry in &level {
             let room = ENTRIES_PER_NODE.min(count - below.len());
             if entry == Entry::ZERO {
                 below.resize(below.len() + room, Entry::ZERO);
                 continue;
             }
-            let node = get(entry)?;
-            let mut entries = node.chunks_exact(8).map(|entry| {
-                Entry(entry.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
-            });
+            let node = nodes.next().unwrap_or_default();
+            let mut entries = node
+                .chunks_exact(8)
+                .map(|word| Entry(u64::from_le_bytes(word.try_into().unwrap_or_default())));
+            let before = below.len();
             below.extend(entries.by_ref().take(room));
-            if entries.any(|entry| entry != Entry::ZERO) {
+            if below.len() != before + room || entries.any(|entry| entry != Entry::ZERO) {
                 return Err(ImageError::damaged("the page table", "a node reaches past the RAM"));
             }
         }
@@ -158,10 +160,12 @@ mod tests {
             Ok((first..nodes.len()).map(|n| Entry::packed(address(n))).collect())
         })
         .expect("build");
-        let back = read(built.root, entries.len() as u64, |entry| {
+        let node = |entry: &Entry| {
             let at = entry.address().expect("kind").expect("packed");
-            Ok(nodes[at.segment as usize].clone())
-        });
+            nodes[at.segment as usize].clone()
+        };
+        let back =
+            read(built.root, entries.len() as u64, |some| Ok(some.iter().map(node).collect()));
         (back.expect("read").entries().to_vec(), nodes.len())
     }
 
@@ -194,9 +198,10 @@ mod tests {
         let first = build(entries.clone(), None, &mut put).expect("build");
         assert_eq!(first.reused, []);
         let count = nodes.len();
-        let get = |entry: Entry| {
-            Ok(nodes[entry.address().expect("kind").expect("packed").segment as usize].clone())
+        let node = |entry: &Entry| {
+            nodes[entry.address().expect("kind").expect("packed").segment as usize].clone()
         };
+        let get = |some: &[Entry]| Ok(some.iter().map(node).collect());
         let table = read(first.root, entries.len() as u64, get).expect("read");
         let same = build(entries.clone(), Some(&table), |new| {
             assert_eq!(new.len(), 0);
@@ -223,6 +228,6 @@ mod tests {
     #[test]
     fn a_node_that_reaches_past_the_ram_is_refused() {
         let full = [1u8; PAGE_BYTES];
-        assert!(read(Entry(1), 5, |_| Ok(full.to_vec())).is_err());
+        assert!(read(Entry(1), 5, |_| Ok(vec![full.to_vec()])).is_err());
     }
 }

@@ -387,19 +387,29 @@ impl Shared {
     fn count(&mut self, entries: &[Entry]) -> PageCounts {
         let own: HashSet<u64> = self.used.iter().copied().collect();
         let mut counts = PageCounts::default();
-        let mut inherited = Vec::new();
+        // Neighbours mostly lie in one segment.
+        let mut last = None;
         for entry in entries {
-            match entry.address() {
-                Ok(Some(at)) if !own.contains(&at.segment) => {
-                    counts.inherited += 1;
-                    inherited.push(*entry);
+            let Ok(Some(at)) = entry.address() else {
+                counts.zero += 1;
+                continue;
+            };
+            let is_own = match last {
+                Some((segment, is_own)) if segment == at.segment => is_own,
+                _ => own.contains(&at.segment),
+            };
+            if last != Some((at.segment, is_own)) {
+                last = Some((at.segment, is_own));
+                if !is_own {
+                    self.inherited.insert(at.segment);
                 }
-                Ok(Some(at)) if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
-                Ok(Some(_)) => counts.compressed += 1,
-                _ => counts.zero += 1,
+            }
+            match is_own {
+                false => counts.inherited += 1,
+                true if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
+                true => counts.compressed += 1,
             }
         }
-        self.inherit(&inherited);
         counts
     }
 
