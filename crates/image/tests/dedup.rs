@@ -65,7 +65,7 @@ fn within_an_image_copies_are_found_and_compared() {
         let all = record.summary.duplicate_pages;
         println!("{threads} threads: {} of {whole}, {all} duplicates", bytes(&store));
         assert!(bytes(&store) < whole / 2, "{} of {whole}", bytes(&store));
-        assert_eq!(record.fingerprints.is_some(), false);
+        assert!(record.fingerprints.is_none());
         assert_reads_back(&store, &record.id, repeated);
         collect(&store, false, |_, _| {}).expect("gc");
         assert_reads_back(&store, &record.id, repeated);
