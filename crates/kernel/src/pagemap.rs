@@ -13,6 +13,10 @@ const PM_SCAN_CHECK_WPASYNC: u64 = 2;
 const PAGE_IS_WRITTEN: u64 = 2;
 /// Regions fetched by one call.
 const VECTOR: usize = 4096;
+/// Bytes looked at by one call. It holds the process's mmap lock: should a
+/// thread of the process want to map something meanwhile, all page faults wait
+/// behind it until the call is done.
+const STEP: u64 = 64 << 20;
 
 #[repr(C)]
 #[derive(Default)]
@@ -105,7 +109,7 @@ impl Pagemap {
                 size: size_of::<ScanArgument>() as u64,
                 flags,
                 start,
-                end: range.end,
+                end: range.end.min(start + STEP),
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: VECTOR as u64,
                 category_mask: PAGE_IS_WRITTEN,

@@ -199,16 +199,18 @@ fn copy(mut from: TcpStream, mut to: TcpStream, late: Duration) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Debian's `redis-tools` has the server too, under another name: the program
-/// goes by what it is called.
+/// The server, or what Debian's `redis-tools` has: the same program, which goes
+/// by what it is called.
 fn spawn(arguments: &[String]) -> Result<Child> {
-    Command::new("redis-check-rdb")
-        .arg0("redis-server")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .context("redis-server (from redis-tools)")
+    let start = |program: &str| {
+        Command::new(program)
+            .arg0("redis-server")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+    };
+    start("redis-server").or_else(|_| start("redis-check-rdb")).context("redis-server")
 }
 
 /// A port whose neighbour 10,000 above, where a Cluster's nodes talk, exists.

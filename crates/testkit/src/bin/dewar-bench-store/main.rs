@@ -2,13 +2,14 @@
 //! how fast pages go into and out of stores beside plain writes and
 //! `redis-benchmark`, and how `ls`, `gc` and `verify` grow with a store.
 //!
-//! usage: dewar-bench-store DEWAR OUT.json [incremental] [throughput] [growth]
+//! usage: dewar-bench-store DEWAR OUT.json [incremental] [twins] [throughput] [growth]
 
 #![forbid(unsafe_code)]
 
 mod growth;
 mod incremental;
 mod throughput;
+mod twins;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -19,7 +20,8 @@ const REPEATS: usize = 5;
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: dewar-bench-store DEWAR OUT.json [incremental] [throughput] [growth]";
+    let usage =
+        "usage: dewar-bench-store DEWAR OUT.json [incremental] [twins] [throughput] [growth]";
     let dewar = std::fs::canonicalize(words.next().context(usage)?)?;
     let out: PathBuf = words.next().context(usage)?.into();
     let wanted: Vec<String> = words.collect();
@@ -33,6 +35,9 @@ fn main() -> Result<()> {
     };
     if wants("incremental") {
         keep("incremental", incremental::measure(&dewar)?)?;
+    }
+    if wants("twins") {
+        keep("twins", twins::measure(&dewar)?)?;
     }
     if wants("throughput") {
         keep("throughput", throughput::measure()?)?;
