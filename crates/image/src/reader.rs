@@ -121,14 +121,11 @@ impl ImageReader {
         Ok(&cache.pages)
     }
 
-    /// Says that most of a segment will be wanted soon, and then most of the
-    /// next. Damage is told when it is read.
+    /// Says that most of a segment will be wanted soon. Damage is told when it
+    /// is read.
     pub fn read_ahead(&self, segment: u64) {
-        for number in [segment, segment + 1] {
-            if let Some(Ok(segment)) = self.record.has_segment(number).then(|| self.segment(number))
-            {
-                segment.read_ahead();
-            }
+        if let Ok(segment) = self.segment(segment) {
+            segment.read_ahead();
         }
     }
 
