@@ -49,6 +49,28 @@ fn a_guest_lives_in_redis() {
     wait_until("all memory", Duration::from_secs(60), || {
         lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
     });
+    // A restore that cannot read its disks leaves those of the dead guest.
+    let bases = || -> Vec<(std::path::PathBuf, Vec<u8>)> {
+        let mut files = common::files(&lab.root().join("guests/g"));
+        files.retain(|it| it.to_string_lossy().contains("base-"));
+        files.into_iter().map(|it| (it.clone(), std::fs::read(it).expect("read"))).collect()
+    };
+    let before = bases();
+    let three = lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "three"]).done().json();
+    for id in [&second["checkpoint"], &three["checkpoint"]] {
+        let piece = format!("dewar:disks/{}-0.qcow2/00000000", id.as_str().expect("id"));
+        assert_eq!(server.ask(&["del", &piece]).expect("del"), "1");
+    }
+    lab.crash("g");
+    lab.dewar(&["restore", "three", "--store", &url]).failed(1, &["is missing"]);
+    assert_eq!(bases(), before, "the dead guest's disk");
+    // What it stands on is here already.
+    lab.restore(&mut guest, &["two", "--store", &url]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+    wait_until("all memory", Duration::from_secs(60), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
+    });
+    lab.dewar(&["delete", "three", "--store", &url]).done();
     // Its disks are its own: the checkpoint may go.
     lab.dewar(&["delete", "two", "--store", &url]).done();
     guest.console.ask("verify").expect("consistent");

@@ -4,7 +4,7 @@
 
 use crate::backend::{Backend, LARGEST_OBJECT};
 use crate::{DiskLayer, DiskRecord, FileDigest, ImageError, Record, Store, files};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -83,8 +83,21 @@ impl Store {
         if let Some(folder) = self.folder() {
             self.check_disk(disk)?;
             let path = folder.join("disks").join(&disk.file);
-            return Ok(std::fs::canonicalize(&path).unwrap_or(path));
+            return Ok(fs::canonicalize(&path).unwrap_or(path));
         }
+        // One that is there stays: the disk of a guest that has ended may stand on
+        // it, and be wanted again if this restore fails.
+        if path.exists() && FileDigest::of(path)? == disk.digest {
+            return Ok(path.to_owned());
+        }
+        let part = path.with_extension("part");
+        self.fetch_disk(disk, &part)
+            .and_then(|()| fs::rename(&part, path).map_err(ImageError::io("write", path)))
+            .inspect_err(|_| drop(files::remove(&part)))?;
+        Ok(path.to_owned())
+    }
+
+    fn fetch_disk(&self, disk: &DiskRecord, path: &Path) -> Result<(), ImageError> {
         let failed = |cause| ImageError::io("write", path)(cause);
         let mut options = files::private_options();
         let mut file =
@@ -93,7 +106,7 @@ impl Store {
         let layer = DiskLayer { file: disk.file.clone(), digest: disk.digest.clone() };
         let digest = self.read_layer(&layer, |piece| file.write_all(piece).map_err(failed))?;
         self.require_same(disk, &layer, &digest)?;
-        Ok(path.to_owned())
+        file.sync_all().map_err(failed)
     }
 
     /// The objects that a disk copy is made of, those that it stands on

@@ -273,11 +273,7 @@ fn saved_disks(
     let saved = |disk: &DiskRecord| -> Result<SavedDisk, Failure> {
         let copy = folder.base_disk(&disk.file);
         let is_new = !copy.exists();
-        let path = store.disk_file(disk, &copy).inspect_err(|_| {
-            if is_new {
-                remove_files(std::slice::from_ref(&copy));
-            }
-        })?;
+        let path = store.disk_file(disk, &copy)?;
         if is_new && path == copy {
             made.push(copy);
         }
