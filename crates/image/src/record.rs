@@ -95,7 +95,8 @@ pub struct RegionRecord {
 /// Pages by kind; together all pages of the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageCounts {
-    /// Never touched by the guest.
+    /// Never touched by the guest; in an image whose pages were known by tracking
+    /// no more than its parent had, since nobody asked.
     pub hole: u64,
     /// Touched, but zeros.
     pub zero: u64,
