@@ -11,7 +11,7 @@ use dewar_memory::NewRam;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
 
-pub use serve::{PageServer, ServeEnd, ServeProgress};
+pub use serve::{PageServer, PageTable, ServeEnd, ServeProgress};
 
 /// Pages that a worker takes at a time.
 const PIECE: u64 = 4096;

@@ -300,4 +300,8 @@ pub struct GuardianArgs {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     pub name: String,
+    #[arg(long)]
+    pub store: String,
+    #[arg(long)]
+    pub image: String,
 }

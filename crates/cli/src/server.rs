@@ -4,7 +4,7 @@
 use crate::args::ServeArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use dewar_checkpoint::restore::{PageServer, ServeEnd, ServeProgress};
+use dewar_checkpoint::restore::{PageServer, PageTable, ServeEnd, ServeProgress};
 use dewar_guest_qemu::map_ram_files;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, ProcessId};
 use dewar_image::{ImageId, Location, Store};
@@ -14,9 +14,10 @@ use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 const FILE: &str = "server.json";
+const GO: &str = "go\n";
 const READY: &str = "ready\n";
 
 /// How far a lazy restore is, as its server last said.
@@ -49,42 +50,70 @@ impl ServerState {
     }
 }
 
-/// Starts a server for a guest, and returns when every touch of a missing page
-/// waits for it.
-pub fn start(context: &Context, folder: &GuestFolder) -> Result<ProcessId, Failure> {
-    let failed = |why: String| {
-        Failure::new(Code::Failed, format!("the page server of '{}' failed: {why}", folder.name()))
-    };
+/// A server that reads an image's page table while its guest is being made.
+/// Dropped before [`Prepared::attach`], it ends.
+pub struct Prepared {
+    child: Child,
+    name: String,
+}
+
+/// Starts a server for the guest of `folder`, to be restored from this image.
+pub fn prepare(
+    context: &Context,
+    folder: &GuestFolder,
+    store: &str,
+    image: &str,
+) -> Result<Prepared, Failure> {
+    let name = folder.name().to_owned();
     ServerState::default().save(folder);
-    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let program =
+        std::env::current_exe().map_err(|error| failed(&name, &error.to_string()))?;
     let mut command = Command::new(program);
     command
         .arg("--root")
         .arg(context.registry.root())
-        .args(["__serve", folder.name()])
-        .stdin(Stdio::null())
+        .args(["__serve", &name, "--store", store, "--image", image])
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut child = detach(&mut command).spawn().map_err(|error| failed(error.to_string()))?;
-    let mut said = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        stdout.take(4096).read_to_string(&mut said).map_err(|error| failed(error.to_string()))?;
-    }
-    match (said.as_str(), ProcessId::of(child.id() as i32)) {
-        (READY, Some(process)) => Ok(process),
-        // All had arrived before we looked.
-        (READY, None) => Ok(ProcessId { pid: child.id() as i32, started: 0 }),
-        (said, _) => {
-            let _ = child.wait();
-            Err(failed(said.trim().to_owned()))
+    let spawned = detach(&mut command).spawn();
+    let child = spawned.map_err(|error| failed(&name, &error.to_string()))?;
+    Ok(Prepared { child, name })
+}
+
+impl Prepared {
+    /// Lets it serve the guest's process, which is on record now. Returns when
+    /// every touch of a missing page waits for it.
+    pub fn attach(mut self) -> Result<ProcessId, Failure> {
+        let mut said = String::new();
+        // Where it is gone, what it said before tells why.
+        let _ = self.child.stdin.take().map(|mut stdin| stdin.write_all(GO.as_bytes()));
+        if let Some(stdout) = self.child.stdout.take() {
+            stdout
+                .take(4096)
+                .read_to_string(&mut said)
+                .map_err(|error| failed(&self.name, &error.to_string()))?;
+        }
+        match (said.as_str(), ProcessId::of(self.child.id() as i32)) {
+            (READY, Some(process)) => Ok(process),
+            // All had arrived before we looked.
+            (READY, None) => Ok(ProcessId { pid: self.child.id() as i32, started: 0 }),
+            (said, _) => {
+                let _ = self.child.wait();
+                Err(failed(&self.name, said.trim()))
+            }
         }
     }
+}
+
+fn failed(name: &str, why: &str) -> Failure {
+    Failure::new(Code::Failed, format!("the page server of '{name}' failed: {why}"))
 }
 
 /// The server's own life.
 pub fn serve(context: &Context, args: ServeArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&args.name)?;
-    let result = serve_guest(&folder);
+    let result = serve_guest(&folder, args);
     if let Err(why) = &result {
         // Until it said that it is ready, somebody listens.
         let _ = std::io::stdout().write_all(why.as_bytes());
@@ -92,17 +121,20 @@ pub fn serve(context: &Context, args: ServeArgs) -> Result<(), Failure> {
     result.map_err(|why| Failure::new(Code::Failed, why))
 }
 
-fn serve_guest(folder: &GuestFolder) -> Result<(), String> {
+fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let record = folder.record().map_err(|error| text(&error))?;
-    let origin = record.origin.as_ref().ok_or("it was not restored from a checkpoint")?;
-    let location = Location::parse(&origin.store).map_err(|error| text(&error))?;
+    let location = Location::parse(&args.store).map_err(|error| text(&error))?;
     let store = Store::open(&location).map_err(|error| text(&error))?;
-    let image = store.open_image(&ImageId(origin.image.clone())).map_err(|error| text(&error))?;
+    let image = store.open_image(&ImageId(args.image)).map_err(|error| text(&error))?;
+    let table = PageTable::read(&image).map_err(|error| text(&error))?;
+    if !told_to_go() {
+        return Ok(());
+    }
+    let record = folder.record().map_err(|error| text(&error))?;
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
         .map_err(|error| text(&error))?;
-    let server = PageServer::attach(&image, &process, &ram, UffdOrigin::Syscall)
+    let server = PageServer::attach(table, &process, &ram, UffdOrigin::Syscall)
         .map_err(|error| text(&error))?;
     if record.phase == Phase::Restoring {
         // Whatever QEMU put into RAM while it started is not the guest's.
@@ -117,6 +149,12 @@ fn serve_guest(folder: &GuestFolder) -> Result<(), String> {
         state_of(&all, true).save(folder);
     }
     Ok(())
+}
+
+/// Waits for the guest; `false` where whoever started us is gone.
+fn told_to_go() -> bool {
+    let mut said = [0; GO.len()];
+    std::io::stdin().read_exact(&mut said).is_ok() && said == *GO.as_bytes()
 }
 
 fn state_of(progress: &ServeProgress, complete: bool) -> ServerState {

@@ -86,34 +86,50 @@ impl Missing {
     }
 }
 
+/// An image's page table, as a server needs it.
+pub struct PageTable<'a> {
+    image: &'a ImageReader,
+    entries: Vec<Entry>,
+    missing: Missing,
+}
+
+impl<'a> PageTable<'a> {
+    /// Reads it; no guest is needed for that yet.
+    ///
+    /// # Errors
+    /// Where it is damaged.
+    pub fn read(image: &'a ImageReader) -> Result<Self, CheckpointError> {
+        let entries = image.entries()?;
+        let mut pages = PageSet::new(entries.len() as u64);
+        for (page, entry) in entries.iter().enumerate() {
+            if *entry != Entry::ZERO {
+                pages.insert(PageNumber(page as u64));
+            }
+        }
+        let left = pages.count();
+        Ok(Self { image, entries, missing: Missing { pages, left } })
+    }
+}
+
 impl<'a> PageServer<'a> {
     /// Takes charge of a guest's missing pages. From here on they wait for
     /// [`PageServer::run`].
     ///
     /// # Errors
-    /// Where the page table is damaged or the guest cannot be served.
+    /// Where the guest cannot be served.
     pub fn attach(
-        image: &'a ImageReader,
+        table: PageTable<'a>,
         process: &'a ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,
     ) -> Result<Self, CheckpointError> {
-        let entries = image.entries()?;
-        let faults = FaultServer::attach(process, ram, origin)?;
-        let mut missing = PageSet::new(entries.len() as u64);
-        for (page, entry) in entries.iter().enumerate() {
-            if *entry != Entry::ZERO {
-                missing.insert(PageNumber(page as u64));
-            }
-        }
-        let of = missing.count();
-        let missing = Missing { pages: missing, left: of };
+        let PageTable { image, entries, missing } = table;
         Ok(Self {
             image,
             entries,
-            faults,
+            faults: FaultServer::attach(process, ram, origin)?,
+            of: missing.left,
             missing: Mutex::new(missing),
-            of,
             problem: Mutex::new(None),
             guest_ended: AtomicBool::new(false),
         })

@@ -170,6 +170,11 @@ fn bring_back(
     }
 
     progress.stage("starting QEMU");
+    let image_id = &image.record().id.0;
+    let server = match args.eager {
+        true => None,
+        false => Some(server::prepare(context, folder, &store.url(), image_id)?),
+    };
     let Revival { machine, plan, regions, .. } = revival;
     let qmp_path = folder.file("qmp.sock");
     let log = folder.file("console.log");
@@ -190,15 +195,15 @@ fn bring_back(
         origin: Some(Origin {
             store: store.url(),
             in_store: store.folder().is_some(),
-            image: image.record().id.0.clone(),
+            image: image_id.clone(),
             disks: disks.iter().map(|disk| disk.path.clone()).collect(),
         }),
         server: None,
     };
     folder.set_record(&record)?;
-    if !args.eager {
+    if let Some(server) = server {
         progress.stage("starting the page server");
-        record.server = Some(server::start(context, folder)?);
+        record.server = Some(server.attach()?);
         folder.set_record(&record)?;
     }
     progress.stage("loading the devices");
@@ -244,7 +249,11 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
     if !waits {
         return Ok(None);
     }
-    record.server = Some(server::start(context, &folder)?);
+    let origin = record.origin.as_ref().ok_or_else(|| {
+        Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
+    })?;
+    let server = server::prepare(context, &folder, &origin.store, &origin.image)?;
+    record.server = Some(server.attach()?);
     folder.set_record(&record)?;
     Ok(Some(name))
 }
