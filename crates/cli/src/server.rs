@@ -66,8 +66,7 @@ pub fn prepare(
 ) -> Result<Prepared, Failure> {
     let name = folder.name().to_owned();
     ServerState::default().save(folder);
-    let program =
-        std::env::current_exe().map_err(|error| failed(&name, &error.to_string()))?;
+    let program = std::env::current_exe().map_err(|error| failed(&name, &error.to_string()))?;
     let mut command = Command::new(program);
     command
         .arg("--root")

@@ -24,7 +24,7 @@ fn run(line: &str) -> Result<String, String> {
 /// What is added where the user names no backend.
 fn added(bytes: u64) -> String {
     format!(
-        "-object memory-backend-file,id=dewar-ram,size={bytes},mem-path=/ram/dewar-ram,share=on -machine memory-backend=dewar-ram"
+        "-object memory-backend-file,id=dewar-ram,size={bytes},mem-path=/ram/dewar-ram,share=on,align=2M -machine memory-backend=dewar-ram"
     )
 }
 
@@ -58,11 +58,11 @@ fn backends_of_the_user_become_shared_files_under_their_ids() {
     for (line, expected) in [
         (
             "-object memory-backend-ram,id=m0,size=1G -machine q35,memory-backend=m0 -m 1G",
-            "-object memory-backend-file,id=m0,size=1G,mem-path=/ram/m0,share=on -machine q35,memory-backend=m0 -m 1G",
+            "-object memory-backend-file,id=m0,size=1G,mem-path=/ram/m0,share=on,align=2M -machine q35,memory-backend=m0 -m 1G",
         ),
         (
             "-object memory-backend-memfd,id=m0,size=1G,share=off,seal=on,prealloc=on -machine memory-backend=m0",
-            "-object memory-backend-file,id=m0,size=1G,share=on,prealloc=on,mem-path=/ram/m0 -machine memory-backend=m0",
+            "-object memory-backend-file,id=m0,size=1G,share=on,prealloc=on,mem-path=/ram/m0,align=2M -machine memory-backend=m0",
         ),
         (
             "-object memory-backend-file,id=m0,size=1G,mem-path=/dev/shm/x,share=on -M q35,memory-backend=m0",
@@ -74,15 +74,15 @@ fn backends_of_the_user_become_shared_files_under_their_ids() {
         ),
         (
             "-m 2G -object memory-backend-ram,id=a,size=1G,host-nodes=0,policy=bind -numa node,memdev=a -object memory-backend-ram,id=b,size=1G -numa node,memdev=b",
-            "-m 2G -object memory-backend-file,id=a,size=1G,host-nodes=0,policy=bind,mem-path=/ram/a,share=on -numa node,memdev=a -object memory-backend-file,id=b,size=1G,mem-path=/ram/b,share=on -numa node,memdev=b",
+            "-m 2G -object memory-backend-file,id=a,size=1G,host-nodes=0,policy=bind,mem-path=/ram/a,share=on,align=2M -numa node,memdev=a -object memory-backend-file,id=b,size=1G,mem-path=/ram/b,share=on,align=2M -numa node,memdev=b",
         ),
         (
             r#"-object {"qom-type":"memory-backend-ram","id":"m0","size":1073741824} -machine memory-backend=m0"#,
-            r#"-object {"id":"m0","mem-path":"/ram/m0","qom-type":"memory-backend-file","share":true,"size":1073741824} -machine memory-backend=m0"#,
+            r#"-object {"align":2097152,"id":"m0","mem-path":"/ram/m0","qom-type":"memory-backend-file","share":true,"size":1073741824} -machine memory-backend=m0"#,
         ),
         (
             "-object iothread,id=io0 -object memory-backend-ram,id=m0,size=64M -machine memory-backend=m0 -object rng-random,id=r,filename=/dev/urandom",
-            "-object iothread,id=io0 -object memory-backend-file,id=m0,size=64M,mem-path=/ram/m0,share=on -machine memory-backend=m0 -object rng-random,id=r,filename=/dev/urandom",
+            "-object iothread,id=io0 -object memory-backend-file,id=m0,size=64M,mem-path=/ram/m0,share=on,align=2M -machine memory-backend=m0 -object rng-random,id=r,filename=/dev/urandom",
         ),
     ] {
         assert_eq!(run(line), Ok(format!("{expected} {QMP}")), "{line}");
@@ -169,7 +169,7 @@ fn a_lazily_restored_line_preallocates_nothing() {
     assert_eq!(
         run,
         format!(
-            "-object memory-backend-file,id=m,size=1G,share=on,mem-path=/ram/m -machine memory-backend=m -machine type=pc-q35-7.2 {QMP} -incoming defer"
+            "-object memory-backend-file,id=m,size=1G,share=on,mem-path=/ram/m,align=2M -machine memory-backend=m -machine type=pc-q35-7.2 {QMP} -incoming defer"
         )
     );
 }

@@ -11,6 +11,10 @@
 //! before `take` may be filled after it, unseen. Drain the guest's I/O between
 //! taking a set and copying its pages (scan, drain, copy).
 //!
+//! A page that the kernel unmapped meanwhile, to swap it out or to split a huge
+//! page, counts as written unless its protection was left in its place: more is
+//! told than was written, never less.
+//!
 //! Writes through other mappings of the RAM file are not seen.
 //!
 //! Tracking goes on when the command that began it has ended: the descriptor

@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 const DEFAULT_RAM: u64 = 128 << 20;
 /// The backend that is added where the user names none.
 const BACKEND_ID: &str = "dewar-ram";
+/// Where QEMU maps RAM, so that the kernel can use huge pages for it; without
+/// it the address is that of the guard page below, plus one page.
+const ALIGNMENT: &str = "2M";
+const ALIGNED_BYTES: u64 = 2 << 20;
 const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
 /// Devices whose memory or whose access to RAM cannot be handled.
 const REFUSED_DEVICES: [(&str, &str); 7] = [
@@ -79,7 +83,10 @@ pub fn plan_run(
         let file = path.display().to_string().replace(',', ",,");
         changed.extend([
             "-object".to_owned(),
-            format!("memory-backend-file,id={BACKEND_ID},size={bytes},mem-path={file},share=on"),
+            format!(
+                "memory-backend-file,id={BACKEND_ID},size={bytes},mem-path={file},share=on,\
+                 align={ALIGNMENT}"
+            ),
             "-machine".to_owned(),
             format!("memory-backend={BACKEND_ID}"),
         ]);
@@ -152,6 +159,9 @@ fn share(
     let text = path.display().to_string();
     object.set("mem-path", &text, Value::from(text.as_str()));
     object.set("share", "on", Value::from(true));
+    if owned && object.get("align", "").is_none() {
+        object.set("align", ALIGNMENT, Value::from(ALIGNED_BYTES));
+    }
     Ok(PlannedRegion { id, bytes, path, owned })
 }
 

@@ -1,4 +1,5 @@
-//! Guests whose RAM is huge pages of 2 MiB.
+//! Guests whose RAM is huge pages of 2 MiB: those of a pool, and those that the
+//! kernel makes and splits as it likes.
 
 mod common;
 
@@ -12,25 +13,33 @@ const POOL: &str = "/proc/sys/vm/nr_hugepages";
 /// For a guest of 256 MiB, another beside it, and some to spare.
 const WANTED: u64 = 300;
 
-/// A pool of huge pages and a mount; both are put back.
+/// A mount of huge pages, and a pool for them where it needs one; both are put
+/// back.
 struct HugePages {
     mount: PathBuf,
-    before: u64,
+    pool_before: Option<u64>,
 }
 
 impl HugePages {
-    /// Nothing where this host does not give any.
-    fn get(lab: &Lab) -> Option<Self> {
+    /// Of a pool; nothing where this host does not give any.
+    fn of_pool(lab: &Lab) -> Option<Self> {
         let before = pool()?;
         std::fs::write(POOL, (before + WANTED).to_string()).ok()?;
+        let this = Self::mount(lab, Some(before), &["-t", "hugetlbfs", "-o", "pagesize=2M"]);
+        this.filter(|_| pool().is_some_and(|now| now >= before + WANTED))
+    }
+
+    /// As the kernel finds them.
+    fn transparent(lab: &Lab) -> Option<Self> {
+        Self::mount(lab, None, &["-t", "tmpfs", "-o", "huge=always"])
+    }
+
+    fn mount(lab: &Lab, pool_before: Option<u64>, how: &[&str]) -> Option<Self> {
         let mount = lab.path().join("huge");
         std::fs::create_dir(&mount).expect("folder");
-        let this = Self { mount, before };
-        let mounted = Command::new("mount")
-            .args(["-t", "hugetlbfs", "-o", "pagesize=2M", "none"])
-            .arg(&this.mount)
-            .status();
-        (pool()? >= before + WANTED && mounted.is_ok_and(|it| it.success())).then_some(this)
+        let this = Self { mount, pool_before };
+        let mounted = Command::new("mount").args(how).arg("none").arg(&this.mount).status();
+        mounted.is_ok_and(|it| it.success()).then_some(this)
     }
 
     fn path(&self) -> &str {
@@ -41,7 +50,9 @@ impl HugePages {
 impl Drop for HugePages {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.mount).status();
-        let _ = std::fs::write(POOL, self.before.to_string());
+        if let Some(before) = self.pool_before {
+            let _ = std::fs::write(POOL, before.to_string());
+        }
     }
 }
 
@@ -53,13 +64,9 @@ fn is_in(folder: &Path) -> usize {
     std::fs::read_dir(folder).expect("list").count()
 }
 
-#[test]
-fn guests_live_on_huge_pages() {
-    let lab = common::lab();
-    let Some(huge) = HugePages::get(&lab) else {
-        println!("SKIPPED guests_live_on_huge_pages: this host gives no {WANTED} huge pages");
-        return;
-    };
+/// A whole life of a guest there; `filled` is told when it has filled its
+/// memory for the first time.
+fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
     let folder = lab.guest_folder("g").expect("folder");
     let line = GuestSpec::default().command(&folder).expect("line");
     let mut arguments = vec!["run", "g", "--ram-dir", huge.path(), "--"];
@@ -68,9 +75,10 @@ fn guests_live_on_huge_pages() {
     assert_eq!(is_in(&huge.mount), 1);
     let mut guest = lab.reach("g").expect("guest");
     guest.console.ask("fill 64 noise").expect("fill");
-    assert_exact(&lab, &mut guest, "idle");
+    filled(lab);
+    assert_exact(lab, &mut guest, "idle");
     guest.console.ask("check 3000 1 disk").expect("check");
-    let told = assert_exact(&lab, &mut guest, "on top");
+    let told = assert_exact(lab, &mut guest, "on top");
     assert!(told["pages"]["unchanged"].as_u64() > Some(10_000), "{told}");
     for how in [&["--eager"][..], &[]] {
         lab.crash("g");
@@ -83,7 +91,7 @@ fn guests_live_on_huge_pages() {
         guest.console.ask("verify").expect("consistent");
         assert_eq!(is_in(&huge.mount), 1);
     }
-    assert_exact(&lab, &mut guest, "restored");
+    assert_exact(lab, &mut guest, "restored");
     // To ordinary memory and back.
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");
@@ -95,11 +103,36 @@ fn guests_live_on_huge_pages() {
     lab.crash("g");
     lab.restore(&mut guest, &["plain", "--ram-dir", huge.path()]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+    lab.dewar(&["rm", "g", "--force"]).done();
+}
+
+#[test]
+fn guests_live_on_a_pool() {
+    let lab = common::lab();
+    let Some(huge) = HugePages::of_pool(&lab) else {
+        println!("SKIPPED guests_live_on_a_pool: this host gives no {WANTED} huge pages");
+        return;
+    };
+    lives(&lab, &huge, |_| {});
     // More than the pool has is refused before anything is touched.
     let big = GuestSpec { memory_mib: 4096, ..GuestSpec::default() };
     let line = big.command(&lab.guest_folder("big").expect("folder")).expect("line");
     let mut arguments = vec!["run", "big", "--ram-dir", huge.path(), "--"];
     arguments.extend(line.iter().map(String::as_str));
     lab.dewar(&arguments).failed(4, &["room"]);
-    lab.dewar(&["rm", "g", "--force"]).done();
+}
+
+#[test]
+fn guests_live_on_transparent_huge_pages() {
+    let lab = common::lab();
+    let Some(huge) = HugePages::transparent(&lab) else {
+        println!("SKIPPED guests_live_on_transparent_huge_pages: this host mounts none");
+        return;
+    };
+    lives(&lab, &huge, |lab| {
+        let pid = lab.ps("g").expect("listed")["pid"].clone();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("smaps");
+        let mapped = maps.lines().filter_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+        assert!(mapped.clone().any(|kib| kib.trim() != "0 kB"), "no huge page: {maps}");
+    });
 }
