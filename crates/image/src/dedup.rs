@@ -138,7 +138,7 @@ impl Rows {
                 std::cmp::Ordering::Equal => {
                     let word = &row(middle)[PRINT_BYTES..];
                     let entry = word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
-                    return Entry(entry).address().ok().flatten();
+                    return Entry(entry).packed_at();
                 }
             }
         }

@@ -19,7 +19,7 @@ pub fn diff(a: &ImageReader, b: &ImageReader) -> Result<PageSet, ImageError> {
     let mut elsewhere: Vec<(Option<PageAddress>, PageNumber)> = Vec::new();
     for (page, (our, their)) in ours.iter().zip(&theirs).enumerate() {
         if our != their {
-            elsewhere.push((our.address().ok().flatten(), PageNumber(page as u64)));
+            elsewhere.push((our.packed_at(), PageNumber(page as u64)));
         }
     }
     // In the order of a's frames, so that each is expanded once.

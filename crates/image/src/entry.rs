@@ -1,3 +1,4 @@
+use dewar_units::PageNumber;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::fmt;
 
@@ -5,6 +6,8 @@ const KIND_BITS: u32 = 3;
 const INDEX_BITS: u32 = 6;
 const FRAME_BITS: u32 = 16;
 const KIND_PACKED: u64 = 1;
+const KIND_KEYED: u64 = 2;
+const SOURCE_BITS: u32 = 22;
 
 /// Where a page lies: its segment, the frame in the segment, the page in the
 /// frame.
@@ -24,11 +27,38 @@ impl fmt::Display for PageAddress {
     }
 }
 
+/// A page that lies in a dirty store, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyedAddress {
+    /// Which of the record's sources holds it; below 2^22.
+    pub source: u32,
+    /// The page's number in RAM; below 2^39.
+    pub page: PageNumber,
+}
+
+impl fmt::Display for KeyedAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "source {} key {}", self.source, self.page)
+    }
+}
+
+/// Where a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// Nowhere: it is zeros.
+    Zeros,
+    /// In a frame of a segment.
+    Packed(PageAddress),
+    /// By itself, in a dirty store.
+    Keyed(KeyedAddress),
+}
+
 /// One 64-bit entry of the page table.
 ///
 /// Bits 0-2 tell the kind: 0, a page of zeros (all other bits are 0 too);
 /// 1, *packed*: bits 3-8 the page in the frame, 9-24 the frame, 25-63 the
-/// segment. 2 is kept for *keyed* pages; others mean a newer version.
+/// segment; 2, *keyed*: bits 3-24 the source, 25-63 the page's number. Others
+/// mean a newer version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Entry(pub u64);
 
@@ -37,6 +67,8 @@ impl Entry {
     pub const ZERO: Self = Self(0);
     /// Not decided yet; never written.
     pub(crate) const UNSET: Self = Self(u64::MAX);
+    /// Not decided yet, and no longer the bulk pass's to decide; never written.
+    pub(crate) const CLAIMED: Self = Self(u64::MAX - 1);
 
     /// The entry of a page that lies in a frame.
     pub fn packed(at: PageAddress) -> Self {
@@ -49,19 +81,39 @@ impl Entry {
         )
     }
 
-    /// The address of a packed page; `Ok(None)` for a page of zeros.
+    /// The entry of a page that lies in a dirty store.
+    pub fn keyed(at: KeyedAddress) -> Self {
+        debug_assert!(at.source < 1 << SOURCE_BITS && at.page.0 < 1 << 39);
+        Self(
+            KIND_KEYED | u64::from(at.source) << KIND_BITS | at.page.0 << (KIND_BITS + SOURCE_BITS),
+        )
+    }
+
+    /// Where the page is.
     ///
     /// # Errors
     /// Gives the entry back where its kind is unknown.
-    pub fn address(self) -> Result<Option<PageAddress>, Self> {
+    pub fn place(self) -> Result<Place, Self> {
         match self.0 & ((1 << KIND_BITS) - 1) {
-            0 if self.0 == 0 => Ok(None),
-            KIND_PACKED => Ok(Some(PageAddress {
+            0 if self.0 == 0 => Ok(Place::Zeros),
+            KIND_PACKED => Ok(Place::Packed(PageAddress {
                 segment: self.0 >> (KIND_BITS + INDEX_BITS + FRAME_BITS),
                 frame: (self.0 >> (KIND_BITS + INDEX_BITS)) as u16,
                 index: (self.0 >> KIND_BITS) as u8 & ((1 << INDEX_BITS) - 1),
             })),
+            KIND_KEYED => Ok(Place::Keyed(KeyedAddress {
+                source: (self.0 >> KIND_BITS) as u32 & ((1 << SOURCE_BITS) - 1),
+                page: PageNumber(self.0 >> (KIND_BITS + SOURCE_BITS)),
+            })),
             _ => Err(self),
+        }
+    }
+
+    /// The address of a packed page.
+    pub(crate) fn packed_at(self) -> Option<PageAddress> {
+        match self.place() {
+            Ok(Place::Packed(at)) => Some(at),
+            _ => None,
         }
     }
 }
@@ -88,15 +140,21 @@ mod tests {
         #[test]
         fn addresses_come_back(segment in 0u64..1 << 39, frame: u16, index in 0u8..64) {
             let at = PageAddress { segment, frame, index };
-            prop_assert_eq!(Entry::packed(at).address(), Ok(Some(at)));
+            prop_assert_eq!(Entry::packed(at).place(), Ok(Place::Packed(at)));
+        }
+
+        #[test]
+        fn keys_come_back(source in 0u32..1 << SOURCE_BITS, page in 0u64..1 << 39) {
+            let at = KeyedAddress { source, page: PageNumber(page) };
+            prop_assert_eq!(Entry::keyed(at).place(), Ok(Place::Keyed(at)));
         }
     }
 
     #[test]
     fn unknown_kinds_are_refused() {
-        assert_eq!(Entry::ZERO.address(), Ok(None));
-        assert!(Entry(2).address().is_err());
-        assert!(Entry(8).address().is_err());
-        assert!(Entry::UNSET.address().is_err());
+        assert_eq!(Entry::ZERO.place(), Ok(Place::Zeros));
+        for unknown in [Entry(3), Entry(8), Entry::UNSET, Entry::CLAIMED] {
+            assert_eq!(unknown.place(), Err(unknown));
+        }
     }
 }

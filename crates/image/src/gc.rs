@@ -11,6 +11,9 @@
 //! is being written on top of another needs only frames that the other, which
 //! it keeps from being deleted, needs too.
 //!
+//! **Dirty stores.** Of pages that lie there one by one, those of an image are
+//! freed together, when no record and no lease names them.
+//!
 //! **Beside readers.** A segment is replaced in one step (rename); who has the
 //! old file open goes on reading it.
 //!
@@ -18,8 +21,8 @@
 //! beside it is removed by the next collection.
 
 use crate::segment::SegmentBuilder;
-use crate::store::segment_name;
-use crate::{Entry, ImageError, Store, lease};
+use crate::store::{record_name, segment_name};
+use crate::{Entry, ImageError, KeyedSource, Store, dirty, lease};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 const FOLDER: &str = "segments";
@@ -31,7 +34,9 @@ pub struct Collected {
     pub segments_removed: u64,
     /// Segments of which less than half was needed.
     pub segments_compacted: u64,
-    /// Bytes that both gave back.
+    /// Images that are gone and had pages in a dirty store.
+    pub dirty_removed: u64,
+    /// Bytes that segments gave back.
     pub bytes_freed: u64,
 }
 
@@ -79,12 +84,49 @@ pub fn collect(
     if !dry_run {
         store.backend().settle(FOLDER)?;
     }
+    collected.dirty_removed = collect_dirty(store, &leased, &needed.sources, dry_run)?;
     Ok(collected)
+}
+
+/// Frees, in every dirty store that is known of, what no image needs.
+///
+/// A writer takes its lease before its first page is there and keeps it until
+/// its record is: so an image that is found there and has neither afterwards
+/// will never have either. What a newer image shares is needed by one before.
+fn collect_dirty(
+    store: &Store,
+    leased: &HashSet<String>,
+    needed: &BTreeSet<KeyedSource>,
+    dry_run: bool,
+) -> Result<u64, ImageError> {
+    let by_leases = leased.iter().filter_map(|line| dirty::parse_lease_line(line));
+    let by_records = needed.iter().map(|source| source.store.as_str());
+    let urls: BTreeSet<&str> = by_records.chain(by_leases.map(|(_, url)| url)).collect();
+    let mut removed = 0;
+    for url in urls {
+        let images = dirty::images_in(url, &store.id())?;
+        let leased = lease::named(store.backend())?;
+        for image in images {
+            let source = KeyedSource { store: url.to_owned(), image };
+            let line = dirty::lease_line(&source, &store.id());
+            let exists = || store.backend().size(&record_name(&source.image));
+            if needed.contains(&source) || leased.contains(&line) || exists()?.is_some() {
+                continue;
+            }
+            removed += 1;
+            if !dry_run {
+                dirty::remove(url, &dirty::owner(&store.id(), &source.image))?;
+            }
+        }
+    }
+    Ok(removed)
 }
 
 /// What all images need.
 #[derive(Default)]
 struct Needed {
+    /// Pages in dirty stores.
+    sources: BTreeSet<KeyedSource>,
     /// Segments that a record names.
     named: BTreeSet<u64>,
     /// Frames that a page, a node or a blob lies in.
@@ -103,6 +145,7 @@ impl Needed {
             let image = store.open_image(id)?;
             let record = image.record();
             needed.named.extend(record.segments.iter().chain(&record.inherited_segments));
+            needed.sources.extend(record.keyed.values().cloned());
             image.table()?.levels().for_each(|level| needed.add(level));
             needed.add(&record.device_state.entries);
             needed.add(&record.hot_pages.entries);
@@ -115,7 +158,7 @@ impl Needed {
 
     fn add(&mut self, entries: &[Entry]) {
         let mut last = None;
-        for at in entries.iter().filter_map(|entry| entry.address().ok().flatten()) {
+        for at in entries.iter().filter_map(|entry| entry.packed_at()) {
             let place = (at.segment, at.frame);
             if last != Some(place) {
                 self.frames.entry(at.segment).or_default().insert(at.frame);

@@ -3,10 +3,11 @@
 //!
 //! Its writer holds it. When the writer dies nobody does, and whoever finds
 //! such a lease removes the objects that it names (unless the image's record
-//! exists: then only the lease is left over).
+//! exists: then only the lease is left over). A lease may also name pages in a
+//! dirty store; while that cannot be reached the lease stays.
 
 use crate::backend::{Backend, Held, Hold, Holding};
-use crate::{ImageError, ImageId};
+use crate::{ImageError, ImageId, dirty};
 use std::collections::HashSet;
 
 pub(crate) const FOLDER: &str = "writers";
@@ -46,8 +47,10 @@ impl WriterLease {
 
     /// The image will not exist: removes its objects.
     pub(crate) fn abandon(self, backend: &dyn Backend) -> Result<(), ImageError> {
-        remove_named(backend, &self.name)?;
-        self.held.remove()
+        match remove_named(backend, &self.name)? {
+            Left::Nothing => self.held.remove(),
+            Left::InDirtyStore => Ok(()),
+        }
     }
 }
 
@@ -60,8 +63,9 @@ pub(crate) fn sweep(
         let Some(id) = object.strip_suffix(SUFFIX) else { continue };
         let name = format!("{FOLDER}/{object}");
         let Holding::Held(held) = backend.hold(&name, Hold::Alone)? else { continue };
-        if !exists(&ImageId(id.to_owned()))? {
-            remove_named(backend, &name)?;
+        let is_left_over = !exists(&ImageId(id.to_owned()))?;
+        if is_left_over && matches!(remove_named(backend, &name)?, Left::InDirtyStore) {
+            continue;
         }
         held.remove()?;
     }
@@ -79,7 +83,14 @@ pub(crate) fn named(backend: &dyn Backend) -> Result<HashSet<String>, ImageError
     Ok(names)
 }
 
-fn remove_named(backend: &dyn Backend, lease: &str) -> Result<(), ImageError> {
+/// What could not be removed.
+enum Left {
+    Nothing,
+    /// Pages in a store that did not answer.
+    InDirtyStore,
+}
+
+fn remove_named(backend: &dyn Backend, lease: &str) -> Result<Left, ImageError> {
     let text = backend.get(lease)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     // A line without its end was being written: its object was not made yet.
@@ -87,7 +98,12 @@ fn remove_named(backend: &dyn Backend, lease: &str) -> Result<(), ImageError> {
     for name in whole.lines().filter(|name| is_inside(name)) {
         backend.remove(name)?;
     }
-    Ok(())
+    for (owner, url) in whole.lines().filter_map(dirty::parse_lease_line) {
+        if dirty::remove(url, owner).is_err() {
+            return Ok(Left::InDirtyStore);
+        }
+    }
+    Ok(Left::Nothing)
 }
 
 /// Whether a name stays inside the store.

@@ -17,6 +17,7 @@ mod backend;
 mod dedup;
 mod diff;
 mod direct;
+mod dirty;
 mod disks;
 mod entry;
 mod error;
@@ -42,7 +43,8 @@ mod writer;
 
 pub use dedup::Dedup;
 pub use diff::diff;
-pub use entry::{Entry, PageAddress};
+pub use dirty::{DirtyStore, KeyedSink, KeyedSource};
+pub use entry::{Entry, KeyedAddress, PageAddress, Place};
 pub use error::ImageError;
 pub use files::FileDigest;
 pub use frame::{FRAME_PAGES, FrameHeader};

@@ -1,7 +1,8 @@
 use crate::backend::Held;
+use crate::dirty::KeyedPages;
 use crate::segment::SegmentFile;
 use crate::table::{self, Table};
-use crate::{Blob, Entry, ImageError, PageAddress, Record, Store};
+use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ pub struct ImageReader {
     store: Store,
     record: Record,
     segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
+    /// Dirty stores that were needed so far.
+    keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
     _hold: Box<dyn Held>,
 }
 
@@ -47,7 +50,7 @@ impl FrameCache {
 
 impl ImageReader {
     pub(crate) fn new(store: Store, record: Record, hold: Box<dyn Held>) -> Self {
-        Self { store, record, segments: Mutex::default(), _hold: hold }
+        Self { store, record, segments: Mutex::default(), keyed: Mutex::default(), _hold: hold }
     }
 
     /// The image's record.
@@ -104,6 +107,11 @@ impl ImageReader {
         entry: Entry,
         cache: &'c mut FrameCache,
     ) -> Result<Option<&'c [u8]>, ImageError> {
+        if let Ok(Place::Keyed(at)) = entry.place() {
+            if at.page != page {
+                return Err(ImageError::damaged(format!("page {page} ({at})"), "it is another's"));
+            }
+        }
         self.stored_page(entry, cache).map_err(|error| name_page(page, error))
     }
 
@@ -119,6 +127,38 @@ impl ImageReader {
     ) -> Result<&'c [u8], ImageError> {
         self.load(at.segment, at.frame, cache).map_err(|error| name_page(page, error))?;
         Ok(&cache.pages)
+    }
+
+    /// Pages that lie in a dirty store, in ascending order of their numbers: one
+    /// after the other.
+    ///
+    /// # Errors
+    /// Names the page that cannot be read back exactly, or the store that does
+    /// not answer.
+    pub fn keyed<'c>(
+        &self,
+        source: u32,
+        pages: &[PageNumber],
+        cache: &'c mut FrameCache,
+    ) -> Result<&'c [u8], ImageError> {
+        cache.holds = None;
+        self.keyed_pages(source)?.get(pages, &mut cache.decoder, &mut cache.pages)?;
+        Ok(&cache.pages)
+    }
+
+    fn keyed_pages(&self, source: u32) -> Result<Arc<KeyedPages>, ImageError> {
+        let open = || self.keyed.lock().unwrap_or_else(|locked| locked.into_inner());
+        if let Some(pages) = open().get(&source) {
+            return Ok(pages.clone());
+        }
+        let known = self.record.keyed.get(&source).ok_or_else(|| {
+            let problem = format!("the record has no source {source} of pages");
+            ImageError::damaged("the page table", problem)
+        })?;
+        // Without the lock: the store may be away.
+        let pages = Arc::new(KeyedPages::open(known, &self.store.id())?);
+        open().insert(source, pages.clone());
+        Ok(pages)
     }
 
     /// Says that most of a segment will be wanted soon. Damage is told when it
@@ -188,7 +228,11 @@ impl ImageReader {
         let unknown = |entry: Entry| {
             ImageError::damaged("the page table", format!("entry {:#x} is unknown", entry.0))
         };
-        let Some(at) = entry.address().map_err(unknown)? else { return Ok(None) };
+        let at = match entry.place().map_err(unknown)? {
+            Place::Zeros => return Ok(None),
+            Place::Packed(at) => at,
+            Place::Keyed(at) => return self.keyed(at.source, &[at.page], cache).map(Some),
+        };
         self.load(at.segment, at.frame, cache)?;
         let start = usize::from(at.index) * PAGE_BYTES;
         cache.pages.get(start..start + PAGE_BYTES).map(Some).ok_or_else(|| {

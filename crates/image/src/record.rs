@@ -1,8 +1,9 @@
 //! The record: one JSON file whose arrival makes an image exist.
 
-use crate::{Entry, FileDigest, ImageError};
+use crate::{Entry, FileDigest, ImageError, KeyedSource};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::fmt;
 
 const FORMAT: &str = "dewar-record";
@@ -63,6 +64,9 @@ pub struct Record {
     /// Those that it shares with images before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inherited_segments: Vec<u64>,
+    /// Where its keyed pages lie, by the number in their entries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub keyed: BTreeMap<u32, KeyedSource>,
     /// The image that it was taken on top of; it does not need it any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ImageId>,
@@ -104,6 +108,9 @@ pub struct PageCounts {
     pub compressed: u64,
     /// Stored as they are.
     pub raw: u64,
+    /// Stored one by one in a dirty store.
+    #[serde(default)]
+    pub keyed: u64,
     /// As an image before had them, and stored there.
     #[serde(default)]
     pub inherited: u64,
@@ -176,6 +183,7 @@ impl Record {
             machine: serde_json::Value::Null,
             segments: Vec::new(),
             inherited_segments: Vec::new(),
+            keyed: BTreeMap::new(),
             parent: None,
             summary: Summary::default(),
         }

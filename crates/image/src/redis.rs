@@ -9,6 +9,7 @@
 //! | `{P}:index:FOLDER` | a hash: the names in a folder, and their lengths |
 //! | `{P}:hold:NAME` | a sorted set: who holds an object, until when |
 //! | `{P}:count:NAME` | a counter |
+//! | `P:pages/…` | single pages, where it is a dirty store ([`pages`]) |
 //!
 //! The braces are the Cluster's hash tag. What must change together is in one
 //! slot and changes in one script, so it is never half changed, and a server
@@ -18,6 +19,7 @@
 
 mod connect;
 mod hold;
+mod pages;
 
 use crate::ImageError;
 use crate::backend::{Backend, Hold, Holding, Object};
@@ -26,6 +28,8 @@ use connect::Pool;
 use hold::{HeldKey, Keys};
 use redis::{Cmd, FromRedisValue, Script, cmd};
 use std::sync::Arc;
+
+pub(crate) use pages::Slot;
 
 /// A connection to a store in Redis.
 #[derive(Debug)]

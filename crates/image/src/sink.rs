@@ -10,6 +10,8 @@ use std::collections::HashMap;
 /// segments of its own. [`PageSink::finish`] it before the image is finished.
 pub struct PageSink<'w, 's> {
     writer: &'w ImageWriter<'s>,
+    /// Whether our pages give way to those that others put or claimed.
+    yields: bool,
     encoder: FrameEncoder,
     compressible: OpenFrame,
     incompressible: OpenFrame,
@@ -37,12 +39,14 @@ impl<'w, 's> PageSink<'w, 's> {
         writer: &'w ImageWriter<'s>,
         codec: Codec,
         level: i32,
+        yields: bool,
     ) -> Result<Self, ImageError> {
         let compares = writer.fingerprints().is_some_and(|prints| !prints.is_proof());
         Ok(Self {
             stored: compares.then(StoredPages::new).transpose()?,
             again: HashMap::new(),
             writer,
+            yields,
             encoder: FrameEncoder::new(codec, level)?,
             compressible: OpenFrame::default(),
             incompressible: OpenFrame::default(),
@@ -62,12 +66,12 @@ impl<'w, 's> PageSink<'w, 's> {
     pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<PageKind, ImageError> {
         let kind = classify(bytes);
         if kind == PageKind::Zero {
-            self.writer.set(page.index(), Entry::ZERO);
+            self.set(page, Entry::ZERO);
             return Ok(kind);
         }
         let print = self.writer.fingerprints().map(|prints| prints.of(bytes));
         if let Some(at) = print.and_then(|print| self.same_page(&print, bytes)) {
-            self.writer.set(page.index(), Entry::packed(at));
+            self.set(page, Entry::packed(at));
             return Ok(kind);
         }
         let frame = match kind {
@@ -81,6 +85,13 @@ impl<'w, 's> PageSink<'w, 's> {
             self.close_frame(kind)?;
         }
         Ok(kind)
+    }
+
+    fn set(&self, page: PageNumber, entry: Entry) {
+        match self.yields {
+            true => self.writer.set_if_open(page.index(), entry),
+            false => self.writer.set(page.index(), entry),
+        }
     }
 
     /// Where a page with the same content lies.
@@ -148,7 +159,7 @@ impl<'w, 's> PageSink<'w, 's> {
         };
         let at = self.append(codec, frame.pages.len())?;
         for (page, entry) in frame.pages.iter().zip(addresses(at, frame.pages.len())) {
-            self.writer.set(page.index(), entry);
+            self.set(*page, entry);
         }
         if let Some(prints) = self.writer.fingerprints() {
             for (index, print) in (0u8..).zip(&frame.prints) {

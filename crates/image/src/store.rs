@@ -4,7 +4,9 @@ use crate::lease::{self, WriterLease};
 use crate::location::Location;
 use crate::redis::Redis;
 use crate::segment::SegmentFile;
-use crate::{ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record};
+use crate::{
+    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, KeyedSource, Record, dirty,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -234,8 +236,9 @@ impl Store {
     /// goes on at a time.
     ///
     /// # Errors
-    /// Where it is being read, another image's record cannot be, or the store
-    /// cannot be written.
+    /// Where it is being read, another image's record cannot be, the store
+    /// cannot be written, or a dirty store that it alone has pages in does not
+    /// answer; then it is still there.
     pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
         let _one_at_a_time = self.hold_deletions()?;
         let _hold = self.hold_record(id, Hold::Alone)?;
@@ -246,15 +249,24 @@ impl Store {
             segments.map(|number| segment_name(*number)).chain(disks).collect()
         };
         let mut doomed = needs(&record);
+        let mut doomed_pages: BTreeSet<&KeyedSource> = record.keyed.values().collect();
         for other in self.ids()?.iter().filter(|other| *other != id) {
             // Of a record that cannot be read it is not known what it needs.
-            for object in needs(&self.record(other)?) {
+            let other = self.record(other)?;
+            for object in needs(&other) {
                 doomed.remove(&object);
             }
+            for source in other.keyed.values() {
+                doomed_pages.remove(source);
+            }
         }
+        for source in &doomed_pages {
+            dirty::require(&source.store)?;
+        }
+        let pages = doomed_pages.iter().map(|source| dirty::lease_line(source, &self.id()));
         // Should we die in between, the sweep of the next writer goes on.
         let mut lease = WriterLease::take(self.backend(), id)?;
-        lease.note(&doomed.into_iter().collect::<Vec<_>>())?;
+        lease.note(&doomed.into_iter().chain(pages).collect::<Vec<_>>())?;
         self.backend.remove(&record_name(id))?;
         self.backend.settle("images")?;
         lease.abandon(self.backend())

@@ -161,7 +161,7 @@ mod tests {
         })
         .expect("build");
         let node = |entry: &Entry| {
-            let at = entry.address().expect("kind").expect("packed");
+            let at = entry.packed_at().expect("packed");
             nodes[at.segment as usize].clone()
         };
         let back =
@@ -198,9 +198,8 @@ mod tests {
         let first = build(entries.clone(), None, &mut put).expect("build");
         assert_eq!(first.reused, []);
         let count = nodes.len();
-        let node = |entry: &Entry| {
-            nodes[entry.address().expect("kind").expect("packed").segment as usize].clone()
-        };
+        let node =
+            |entry: &Entry| nodes[entry.packed_at().expect("packed").segment as usize].clone();
         let get = |some: &[Entry]| Ok(some.iter().map(node).collect());
         let table = read(first.root, entries.len() as u64, get).expect("read");
         let same = build(entries.clone(), Some(&table), |new| {

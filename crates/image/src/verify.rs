@@ -1,6 +1,6 @@
-use crate::{Entry, FrameCache, ImageError, ImageId, PageAddress, Store};
+use crate::{Entry, FrameCache, ImageError, ImageId, ImageReader, PageAddress, Place, Store};
 use dewar_units::PageNumber;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// What [`verify`] read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -11,9 +11,14 @@ pub struct Verified {
     pub frames: u64,
     /// Pages of RAM whose place was checked.
     pub pages: u64,
+    /// Pages that were read from dirty stores.
+    pub keyed: u64,
     /// Disks, read whole.
     pub disks: u64,
 }
+
+/// Pages that are asked for together.
+const KEYED_BATCH: usize = 512;
 
 /// Reads every byte of an image: record, segments, frames, page table, device
 /// state, disks. `progress` is told of each step as (done, of).
@@ -34,14 +39,24 @@ pub fn verify(
     // Which pages lie in which frame, to name the page that a damage hits.
     let entries = image.entries()?;
     let mut first_page: HashMap<(u64, u16), (u64, PageAddress)> = HashMap::new();
+    let mut keyed: BTreeMap<u32, Vec<PageNumber>> = BTreeMap::new();
     for (page, entry) in entries.iter().enumerate() {
-        if let Some(at) = address(page as u64, *entry)? {
-            if !record.has_segment(at.segment) {
-                let place = format!("page {page} ({at})");
-                return Err(ImageError::damaged(place, "its segment is not the image's"));
+        let damaged = |problem: &str| ImageError::damaged(format!("page {page}"), problem);
+        match entry.place() {
+            Ok(Place::Zeros) => {}
+            Ok(Place::Packed(at)) => {
+                if !record.has_segment(at.segment) {
+                    let place = format!("page {page} ({at})");
+                    return Err(ImageError::damaged(place, "its segment is not the image's"));
+                }
+                let known = first_page.entry((at.segment, at.frame)).or_insert((page as u64, at));
+                known.1.index = known.1.index.max(at.index);
             }
-            let known = first_page.entry((at.segment, at.frame)).or_insert((page as u64, at));
-            known.1.index = known.1.index.max(at.index);
+            Ok(Place::Keyed(at)) if at.page.0 != page as u64 => {
+                return Err(damaged("its entry leads to another page"));
+            }
+            Ok(Place::Keyed(at)) => keyed.entry(at.source).or_default().push(at.page),
+            Err(entry) => return Err(damaged(&format!("entry {:#x} is unknown", entry.0))),
         }
     }
     verified.pages = entries.len() as u64;
@@ -67,6 +82,7 @@ pub fn verify(
         }
         verified.segments += 1;
     }
+    verified.keyed = read_keyed(&image, &keyed, &mut cache)?;
     image.blob("device state", &record.device_state)?;
     image.blob("list of hot pages", &record.hot_pages)?;
     if let Some(blob) = &record.fingerprints {
@@ -78,8 +94,18 @@ pub fn verify(
     Ok(verified)
 }
 
-fn address(page: u64, entry: Entry) -> Result<Option<PageAddress>, ImageError> {
-    entry.address().map_err(|entry| {
-        ImageError::damaged(format!("page {page}"), format!("entry {:#x} is unknown", entry.0))
-    })
+/// Reads pages from dirty stores; returns how many.
+fn read_keyed(
+    image: &ImageReader,
+    keyed: &BTreeMap<u32, Vec<PageNumber>>,
+    cache: &mut FrameCache,
+) -> Result<u64, ImageError> {
+    let mut read = 0;
+    for (source, pages) in keyed {
+        for some in pages.chunks(KEYED_BATCH) {
+            image.keyed(*source, some, cache)?;
+            read += some.len() as u64;
+        }
+    }
+    Ok(read)
 }

@@ -1,4 +1,5 @@
 use crate::dedup::{Dedup, Fingerprints};
+use crate::dirty::{self, DirtyStore, KeyedPages, KeyedSink};
 use crate::flush::Flusher;
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
@@ -6,10 +7,10 @@ use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
 use crate::sink::PageSink;
 use crate::store::{record_name, segment_name};
 use crate::table::{self, Table};
-use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
+use crate::{Entry, FileDigest, ImageError, KeyedSource, PageAddress, Place, Store, disks};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -44,6 +45,8 @@ pub struct ImageWriter<'s> {
     parent: Option<(&'s ImageReader, Table)>,
     entries: Vec<AtomicU64>,
     fingerprints: Option<Fingerprints>,
+    /// Where dirty pages go, and the number of that source.
+    keyed: Option<(KeyedPages, u32)>,
     shared: Mutex<Shared>,
     /// `None` once the queue was closed.
     flusher: Mutex<Option<Flusher>>,
@@ -56,6 +59,10 @@ struct Shared {
     used: Vec<u64>,
     /// Segments of other images that the page table leads to.
     inherited: BTreeSet<u64>,
+    /// Pages that were put into the dirty store, perhaps replaced since.
+    keyed: PageSet,
+    /// The sources that the page table leads to.
+    sources: BTreeSet<u32>,
     /// Segments and frames that are stored as they are.
     raw: HashSet<(u64, u16)>,
     stored_bytes: u64,
@@ -86,6 +93,8 @@ impl<'s> ImageWriter<'s> {
             free: 0..0,
             used: Vec::new(),
             inherited: BTreeSet::new(),
+            keyed: PageSet::new(options.pages),
+            sources: BTreeSet::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
             fingerprints: None,
@@ -98,6 +107,7 @@ impl<'s> ImageWriter<'s> {
             options,
             parent,
             entries,
+            keyed: None,
             shared: Mutex::new(shared),
             flusher: Mutex::new(Some(Flusher::start(&store.shared_backend()))),
             committed: false,
@@ -109,12 +119,44 @@ impl<'s> ImageWriter<'s> {
         &self.id
     }
 
+    /// Lets pages be put one by one into a dirty store ([`ImageWriter::keyed_sink`]).
+    ///
+    /// # Errors
+    /// Where one of the stores cannot be written.
+    pub fn use_dirty_store(&mut self, store: DirtyStore) -> Result<(), ImageError> {
+        let pages = KeyedPages::new(store, &self.store.id(), &self.id);
+        self.lock().note(&[dirty::lease_line(&pages.source(&self.id), &self.store.id())])?;
+        pages.begin(self.options.pages)?;
+        let known = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
+        let last = known.and_then(|known| known.last_key_value()).map(|(source, _)| *source);
+        self.keyed = Some((pages, last.map_or(0, |last| last + 1)));
+        Ok(())
+    }
+
     /// A way in for one thread.
     ///
     /// # Errors
     /// Where the codec cannot be set up.
     pub fn sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
-        PageSink::new(self, self.options.codec, self.options.level)
+        PageSink::new(self, self.options.codec, self.options.level, false)
+    }
+
+    /// A way in for one thread whose pages give way to any that are decided
+    /// otherwise ([`ImageWriter::claim`]).
+    ///
+    /// # Errors
+    /// Where the codec cannot be set up.
+    pub fn yielding_sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
+        PageSink::new(self, self.options.codec, self.options.level, true)
+    }
+
+    /// A way into the dirty store for one thread, where there is one.
+    ///
+    /// # Errors
+    /// Where the codec cannot be set up.
+    pub fn keyed_sink(&self) -> Result<Option<KeyedSink<'_, 's>>, ImageError> {
+        let keyed = self.keyed.as_ref();
+        keyed.map(|(pages, source)| KeyedSink::new(self, pages, *source)).transpose()
     }
 
     /// Says that these pages will be put: whatever was known of them is not
@@ -125,11 +167,24 @@ impl<'s> ImageWriter<'s> {
         }
     }
 
-    /// Says that a page is as the parent has it.
+    /// Says that these pages will be put, and not by a yielding sink.
+    pub fn claim(&self, pages: &PageSet) {
+        for page in pages.iter() {
+            self.set(page.index(), Entry::CLAIMED);
+        }
+    }
+
+    /// Whether a page is still to be put, by whomever.
+    pub fn is_open(&self, page: PageNumber) -> bool {
+        self.entries[page.index()].load(Ordering::Acquire) == Entry::UNSET.0
+    }
+
+    /// Says that a page is as the parent has it; it gives way to any that was
+    /// put or claimed.
     pub fn keep(&self, page: PageNumber) {
         let known = self.parent.as_ref().and_then(|(_, table)| table.entries().get(page.index()));
         if let Some(entry) = known {
-            self.set(page.index(), *entry);
+            self.set_if_open(page.index(), *entry);
         }
     }
 
@@ -138,10 +193,11 @@ impl<'s> ImageWriter<'s> {
         self.parent.as_ref().map(|(parent, table)| (*parent, table.entries()))
     }
 
-    /// Says that pages were never touched by the guest.
+    /// Says that pages were never touched by the guest; they give way to any
+    /// that were put or claimed.
     pub fn put_holes(&self, range: PageRange) {
         for page in range.pages() {
-            self.entries[page.index()].store(Entry::ZERO.0, Ordering::Relaxed);
+            self.set_if_open(page.index(), Entry::ZERO);
         }
     }
 
@@ -215,10 +271,13 @@ impl<'s> ImageWriter<'s> {
     pub fn finish_memory(&self, holes: u64) -> Result<(Entry, PageCounts), ImageError> {
         let entries: Vec<Entry> =
             self.entries.iter().map(|entry| Entry(entry.load(Ordering::Acquire))).collect();
-        if let Some(page) = entries.iter().position(|entry| *entry == Entry::UNSET) {
+        let is_undecided = |entry: &Entry| [Entry::UNSET, Entry::CLAIMED].contains(entry);
+        if let Some(page) = entries.iter().position(is_undecided) {
             return Err(ImageError::Incomplete { page: page as u64 });
         }
-        let mut counts = self.lock().count(&entries);
+        self.forget_replaced(&entries)?;
+        let own = self.keyed.as_ref().map(|(_, source)| *source);
+        let mut counts = self.lock().count(&entries, own);
         counts.hole = holes.min(counts.zero);
         counts.zero -= counts.hole;
         let mut sink = self.sink()?;
@@ -231,6 +290,19 @@ impl<'s> ImageWriter<'s> {
             self.lock().fingerprints = Some(blob);
         }
         Ok((built.root, counts))
+    }
+
+    /// Gives back what the dirty store holds of pages that were put elsewhere
+    /// since.
+    fn forget_replaced(&self, entries: &[Entry]) -> Result<(), ImageError> {
+        let Some((pages, source)) = &self.keyed else { return Ok(()) };
+        let put = self.lock().keyed.clone();
+        let is_needed = |page: &PageNumber| matches!(entries[page.index()].place(), Ok(Place::Keyed(at)) if at.source == *source);
+        let (needed, replaced): (Vec<_>, Vec<_>) = put.iter().partition(is_needed);
+        match needed.is_empty() {
+            true => pages.remove_all(),
+            false => pages.forget(&replaced),
+        }
     }
 
     /// Pages that were not stored because another has their content.
@@ -286,6 +358,7 @@ impl<'s> ImageWriter<'s> {
             .iter()
             .map(|number| Ok(size(number)?.unwrap_or(0)))
             .sum::<Result<u64, ImageError>>()?;
+        record.keyed = self.sources();
         let below = record.disks.iter().flat_map(|disk| &disk.below);
         record.summary.inherited_bytes += below.map(|layer| layer.digest.bytes).sum::<u64>();
         record.parent = self.parent.as_ref().map(|(parent, _)| parent.record().id.clone());
@@ -304,6 +377,20 @@ impl<'s> ImageWriter<'s> {
         Ok(record)
     }
 
+    /// The sources that the page table leads to.
+    fn sources(&self) -> BTreeMap<u32, KeyedSource> {
+        let mut sources = BTreeMap::new();
+        for number in &self.lock().sources {
+            let own = self.keyed.as_ref().filter(|(_, own)| own == number);
+            let parent = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
+            let known = own
+                .map(|(pages, _)| pages.source(&self.id))
+                .or_else(|| parent?.get(number).cloned());
+            sources.extend(known.map(|source| (*number, source)));
+        }
+        sources
+    }
+
     pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {
         self.fingerprints.as_ref()
     }
@@ -314,6 +401,24 @@ impl<'s> ImageWriter<'s> {
 
     pub(crate) fn set(&self, page: usize, entry: Entry) {
         self.entries[page].store(entry.0, Ordering::Release);
+    }
+
+    /// Sets the entry of a page that nobody has put or claimed.
+    pub(crate) fn set_if_open(&self, page: usize, entry: Entry) {
+        // Else it gives way, as it should.
+        let _ = self.entries[page].compare_exchange(
+            Entry::UNSET.0,
+            entry.0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+    }
+
+    pub(crate) fn note_keyed(&self, pages: &[PageNumber]) {
+        let mut shared = self.lock();
+        for page in pages {
+            shared.keyed.insert(*page);
+        }
     }
 
     pub(crate) fn raw_store_id(&self) -> [u8; 16] {
@@ -383,16 +488,28 @@ impl Shared {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }
 
-    /// Counts pages by kind, and notes where those of other images lie.
-    fn count(&mut self, entries: &[Entry]) -> PageCounts {
+    /// Counts pages by kind, and notes where those of other images lie;
+    /// `own_source` is our own part of the dirty store.
+    fn count(&mut self, entries: &[Entry], own_source: Option<u32>) -> PageCounts {
         let own: HashSet<u64> = self.used.iter().copied().collect();
         let mut counts = PageCounts::default();
         // Neighbours mostly lie in one segment.
         let mut last = None;
         for entry in entries {
-            let Ok(Some(at)) = entry.address() else {
-                counts.zero += 1;
-                continue;
+            let at = match entry.place() {
+                Ok(Place::Packed(at)) => at,
+                Ok(Place::Keyed(at)) => {
+                    self.sources.insert(at.source);
+                    match own_source == Some(at.source) {
+                        true => counts.keyed += 1,
+                        false => counts.inherited += 1,
+                    }
+                    continue;
+                }
+                Ok(Place::Zeros) | Err(_) => {
+                    counts.zero += 1;
+                    continue;
+                }
             };
             let is_own = match last {
                 Some((segment, is_own)) if segment == at.segment => is_own,
@@ -414,7 +531,7 @@ impl Shared {
     }
 
     fn inherit(&mut self, entries: &[Entry]) {
-        let segments = entries.iter().filter_map(|entry| Some(entry.address().ok()??.segment));
+        let segments = entries.iter().filter_map(|entry| Some(entry.packed_at()?.segment));
         self.inherited.extend(segments);
     }
 }
