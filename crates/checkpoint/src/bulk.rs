@@ -7,16 +7,38 @@ use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Pages that a worker takes at a time: one page-table node.
 const PIECE: u64 = 512;
 /// The share of all pages below which nobody asks which have memory.
 const FEW: u64 = 16;
 
+/// What a bulk pass did, and whether it shall stop.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Pages that it encoded, or found to be as the parent has them.
+    pub bulk: AtomicU64,
+    /// Pages that it left to the epochs.
+    pub skipped: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Tally {
+    /// Lets the pass end early: what it would do is of no use any more.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
 /// Encodes the pages of `todo` but those written since arming, which are left
 /// for the epochs. A page that is written while it is copied is in a later
-/// epoch's set, whatever was copied. With `compare`, one that is as the parent
+/// epoch's set, whatever was copied. A page that an epoch beside this claimed
+/// is left to it. With `compare`, one that is as the parent
 /// has it stays there. Returns the pages that have no memory behind them; one
 /// that gets some from now on is dirty.
 pub(crate) fn bulk(
@@ -25,6 +47,7 @@ pub(crate) fn bulk(
     writer: &ImageWriter<'_>,
     todo: &PageSet,
     compare: bool,
+    tally: &Tally,
     observer: &dyn Observer,
 ) -> Result<PageSet, CheckpointError> {
     let all = PageRange::new(0, ram.pages());
@@ -43,18 +66,22 @@ pub(crate) fn bulk(
     let done = AtomicU64::new(0);
     run_idle(cores(), || {
         let work = || -> Result<(), CheckpointError> {
-            let mut sink = writer.sink()?;
+            let mut sink = writer.yielding_sink()?;
             let mut compared = Compared::new(writer, compare)?;
             let mut bytes = vec![0; PAGE_BYTES];
-            while let Some(piece) = pieces.take() {
+            while let Some(piece) = pieces.take().filter(|_| !tally.is_stopped()) {
                 let mut pages: Vec<PageNumber> = piece
                     .pages()
                     .filter(|page| todo.contains(*page) && !holes.contains(*page))
                     .collect();
-                if !pages.is_empty() {
+                let wanted = pages.len();
+                if wanted > 0 {
                     let dirty = tracker.peek(piece)?;
-                    pages.retain(|page| !dirty.iter().any(|range| range.contains(*page)));
+                    let is_dirty = |page| dirty.iter().any(|range| range.contains(page));
+                    pages.retain(|page| writer.is_open(*page) && !is_dirty(*page));
                 }
+                tally.skipped.fetch_add((wanted - pages.len()) as u64, Ordering::Relaxed);
+                tally.bulk.fetch_add(pages.len() as u64, Ordering::Relaxed);
                 for page in compared.differing(ram, &pages)? {
                     ram.copy_page(page, &mut bytes);
                     sink.put(page, &bytes)?;

@@ -3,7 +3,8 @@
 //! ```text
 //!  running  1. arm      every write is recorded from now on; I/O is drained
 //!           2. bulk     idle workers encode every page that stands still, but
-//!                       those known to be as the parent has them
+//!                       those known to be as the parent has them; with a dirty
+//!                       store, epochs beside it send what was written there
 //!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
 //!                       again, each shorter than the last
 //!  stopped  4. stop     look what was written since and copy it, while disks
@@ -25,15 +26,16 @@
 //! dirty sets go back to the tracker.
 
 use crate::CheckpointError;
-use crate::bulk::{bulk, write_behind};
+use crate::beside::bulk_with_epochs;
+use crate::bulk::{Tally, bulk, write_behind};
 use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
 use crate::work::cores;
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    Dedup, DiskLayer, DiskRecord, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
-    RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, ImageOptions, ImageReader,
+    ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::PageSet;
@@ -89,6 +91,9 @@ pub struct CheckpointOptions<'s> {
     pub level: i32,
     /// Where the content of pages is looked for before they are stored.
     pub dedup: Dedup,
+    /// Where pages go that are written while the bulk pass runs, and that the
+    /// buffer has no room for; and how often.
+    pub dirty: Option<(DirtyStore, Duration)>,
     /// A name for the image.
     pub tag: Option<String>,
     /// How to start the guest again; kept for whoever restores it.
@@ -138,7 +143,14 @@ fn capture<'s>(
         level: options.level,
         dedup: options.dedup,
     };
-    let writer = store.begin(image, options.base.image())?;
+    let mut writer = store.begin(image, options.base.image())?;
+    let every = match &options.dirty {
+        Some((dirty, every)) => {
+            writer.use_dirty_store(dirty.clone())?;
+            Some(*every)
+        }
+        None => None,
+    };
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
         begin: writer.id().0.clone(),
@@ -159,9 +171,23 @@ fn capture<'s>(
     observer.step(Step::Armed);
 
     writer.expect(&todo);
-    let mut holes = bulk(&ram, &tracker, &writer, &todo, !by_tracking, observer)?;
-    observer.step(Step::BulkDone);
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
+    let (tally, compare) = (Tally::default(), !by_tracking);
+    let mut holes = match every {
+        None => bulk(&ram, &tracker, &writer, &todo, compare, &tally, observer)?,
+        Some(every) => bulk_with_epochs(
+            &mut captures,
+            guest,
+            &tracker,
+            &writer,
+            &todo,
+            compare,
+            every,
+            &tally,
+            observer,
+        )?,
+    };
+    observer.step(Step::BulkDone);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
 
     let stopped = stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer);
@@ -172,6 +198,9 @@ fn capture<'s>(
     let (device_state, pause) = stopped?;
 
     holes.subtract(captures.buffer.held());
+    if let Some(debt) = &captures.debt {
+        holes.subtract(debt.pages());
+    }
     // What is unchanged was untouched before, if it was.
     let holes = match options.base.image() {
         Some(parent) if by_tracking => parent.record().memory.counts.hole,
@@ -210,6 +239,12 @@ fn capture<'s>(
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
         epochs: captures.epochs.clone(),
+        captured: CaptureCounts {
+            bulk: tally.bulk.into_inner(),
+            skipped: tally.skipped.into_inner(),
+            dirty_store: captures.keyed,
+            stopped: captures.stopped,
+        },
         stages: observer.stages(),
     };
     let memory = MemoryRecord { pages: ram.pages(), root, regions: regions.collect(), counts };

@@ -2,7 +2,7 @@
 //! written since.
 
 use crate::CheckpointError;
-use crate::frames::by_frame;
+use crate::frames::grouped;
 use dewar_image::{Entry, FrameCache, ImageReader, ImageWriter};
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber};
@@ -37,9 +37,9 @@ impl<'w, 's> Compared<'w, 's> {
         let mut differing = Vec::new();
         let is_zero = |page: &PageNumber| entries[page.index()] == Entry::ZERO;
         differing.extend(pages.iter().copied().filter(is_zero));
-        for group in by_frame(entries, pages.iter().copied())? {
-            image.read_ahead(group.at.segment);
-            let frame = image.frame(group.pages[0].0, group.at, cache).unwrap_or_default();
+        for group in grouped(entries, pages.iter().copied())? {
+            group.read_ahead(image);
+            let frame = group.read(image, cache).unwrap_or_default();
             for (page, index) in &group.pages {
                 let start = usize::from(*index) * PAGE_BYTES;
                 ram.copy_page(*page, &mut self.bytes);

@@ -4,9 +4,10 @@
 use crate::CheckpointError;
 use crate::buffer::CaptureBuffer;
 use crate::observe::{Observer, Step};
+use crate::overflow::Overflow;
 use crate::work::cores;
 use dewar_guest::Guest;
-use dewar_image::{EpochRecord, ImageWriter, PageSink};
+use dewar_image::{EpochRecord, ImageWriter};
 use dewar_memory::{DirtyLease, Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageSet};
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ pub(crate) struct Captures<'t> {
     pub epochs: Vec<EpochRecord>,
     /// The pages of the last epoch and of the pause.
     pub hot: PageSet,
+    /// Pages that went to the dirty store, each time they did.
+    pub keyed: u64,
+    /// Pages that were written before the pause and copied in it.
+    pub stopped: u64,
     /// Whether what was left after the last epoch should fit the pause.
     pub fits: bool,
     began: Instant,
@@ -50,18 +55,19 @@ impl<'t> Captures<'t> {
             buffer: CaptureBuffer::new(pages, limit),
             epochs: Vec::new(),
             hot: PageSet::new(pages),
+            keyed: 0,
+            stopped: 0,
             fits: false,
             began,
         }
     }
 
-    /// Copies pages; those that the buffer has no room for go straight to the
-    /// image.
+    /// Copies pages; those that the buffer has no room for go to `overflow`.
     fn copy(
         &mut self,
         pages: &PageSet,
         ram: &Ram,
-        overflow: &mut PageSink<'_, '_>,
+        overflow: &mut Overflow<'_, '_>,
         fill: f64,
         threads: usize,
     ) -> Result<(), CheckpointError> {
@@ -70,6 +76,7 @@ impl<'t> Captures<'t> {
         for page in left_over {
             ram.copy_page(page, &mut bytes);
             overflow.put(page, &bytes)?;
+            self.keyed += u64::from(overflow.is_dirty_store());
         }
         Ok(())
     }
@@ -80,15 +87,27 @@ impl<'t> Captures<'t> {
         lease: DirtyLease<'t>,
         ram: &Ram,
         writer: &ImageWriter<'_>,
-        overflow: &mut PageSink<'_, '_>,
+        overflow: &mut Overflow<'_, '_>,
     ) -> Result<(), CheckpointError> {
         writer.expect(lease.pages());
         self.copy(lease.pages(), ram, overflow, EPOCH_SHARE, cores())?;
+        self.owe(lease);
+        Ok(())
+    }
+
+    /// Takes a set over as a debt.
+    pub(crate) fn owe(&mut self, lease: DirtyLease<'t>) {
         match &mut self.debt {
             Some(debt) => debt.absorb(lease),
             none => *none = Some(lease),
         }
-        Ok(())
+    }
+
+    /// Notes an epoch that began then.
+    pub(crate) fn note(&mut self, began: Instant, dirty_pages: u64, observer: &dyn Observer) {
+        let at_ms = (began - self.began).as_secs_f64() * 1e3;
+        self.epochs.push(EpochRecord { at_ms, dirty_pages });
+        observer.step(Step::Epoch { number: self.epochs.len(), dirty_pages });
     }
 
     /// Captures what was written, while the guest stands still.
@@ -100,8 +119,10 @@ impl<'t> Captures<'t> {
         threads: usize,
     ) -> Result<(), CheckpointError> {
         self.hot.union_with(pages);
+        self.stopped = self.stopped.max(pages.count());
         writer.expect(pages);
-        let mut overflow = writer.sink()?;
+        // Not to the dirty store: the guest waits for nobody.
+        let mut overflow = Overflow::image(writer)?;
         self.copy(pages, ram, &mut overflow, 1.0, threads)?;
         overflow.finish()?;
         Ok(())
@@ -120,12 +141,13 @@ pub(crate) fn run<'t>(
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
     let ram = guest.ram();
-    let mut overflow = writer.sink()?;
+    let mut overflow = Overflow::new(writer)?;
     let mut smallest = u64::MAX;
     let mut stubborn = 0;
     let mut flushed = false;
     let mut last_take = captures.began;
-    while captures.epochs.len() < MOST_EPOCHS {
+    let before = captures.epochs.len();
+    while captures.epochs.len() - before < MOST_EPOCHS {
         let began = Instant::now();
         let lease = tracker.take(cores())?;
         let scan = began.elapsed();
@@ -137,9 +159,7 @@ pub(crate) fn run<'t>(
         overflow.flush()?;
         let copy = copying.elapsed();
 
-        let at_ms = (began - captures.began).as_secs_f64() * 1e3;
-        captures.epochs.push(EpochRecord { at_ms, dirty_pages: count });
-        observer.step(Step::Epoch { number: captures.epochs.len(), dirty_pages: count });
+        captures.note(began, count, observer);
 
         // As fast as the guest wrote since the last take, it writes during
         // this epoch: that is what the pause would have to copy.

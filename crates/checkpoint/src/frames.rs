@@ -1,55 +1,108 @@
-//! Pages grouped by the frame that holds them, so that each frame is expanded
-//! once.
+//! Pages grouped by what is read together: the frame that holds them, so that
+//! each frame is expanded once, or neighbours in a dirty store.
 
 use crate::CheckpointError;
-use dewar_image::{Entry, ImageError, PageAddress};
+use dewar_image::{Entry, FrameCache, ImageError, ImageReader, PageAddress, Place};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 
-/// Pages that lie in one frame, in the order of their numbers.
-pub(crate) struct FrameGroup {
-    /// The frame; its `index` means nothing.
-    pub at: PageAddress,
-    /// Each page, and where in the frame it lies.
+/// Pages of a dirty store that are read together.
+const KEYED_TOGETHER: u64 = 64;
+
+/// What pages have in common that are read together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Together {
+    /// A frame of a segment.
+    Frame { segment: u64, frame: u16 },
+    /// A source and a stretch of page numbers.
+    Keyed { source: u32, stretch: u64 },
+}
+
+/// Pages that are read together, in the order of their numbers.
+pub(crate) struct Group {
+    together: Together,
+    /// Each page, and where it stands in what is read.
     pub pages: Vec<(PageNumber, u8)>,
 }
 
-/// Neighbouring pages of one frame.
+/// Neighbouring pages of one group.
 pub(crate) struct Run<'g>(&'g [(PageNumber, u8)]);
 
 /// Groups those of `pages` that are not zeros.
-pub(crate) fn by_frame(
+pub(crate) fn grouped(
     entries: &[Entry],
     pages: impl Iterator<Item = PageNumber>,
-) -> Result<Vec<FrameGroup>, CheckpointError> {
+) -> Result<Vec<Group>, CheckpointError> {
     let mut found = Vec::new();
     for page in pages {
-        if let Some(at) = address(entries, page)? {
-            found.push(((at.segment, at.frame), page, at.index));
+        if let Some((together, index)) = place(entries, page)? {
+            found.push((together, page, index));
         }
     }
     found.sort_unstable();
     let groups = found.chunk_by(|a, b| a.0 == b.0).map(|group| {
-        let (segment, frame) = group[0].0;
-        let pages = group.iter().map(|(_, page, index)| (*page, *index)).collect();
-        FrameGroup { at: PageAddress { segment, frame, index: 0 }, pages }
+        let together = group[0].0;
+        let pages = (0u8..).zip(group).map(|(position, (_, page, index))| match together {
+            Together::Frame { .. } => (*page, *index),
+            // Only those that are asked for are read.
+            Together::Keyed { .. } => (*page, position),
+        });
+        Group { together, pages: pages.collect() }
     });
     Ok(groups.collect())
 }
 
-/// Where a page lies; `None` for zeros.
-pub(crate) fn address(
+/// With what a page is read; `None` for zeros.
+pub(crate) fn read_with(
     entries: &[Entry],
     page: PageNumber,
-) -> Result<Option<PageAddress>, CheckpointError> {
-    entries[page.index()].address().map_err(|entry| {
-        CheckpointError::Image(ImageError::Damaged {
-            place: format!("page {page}"),
-            problem: format!("its entry {:#x} is unknown", entry.0),
-        })
-    })
+) -> Result<Option<Together>, CheckpointError> {
+    Ok(place(entries, page)?.map(|(together, _)| together))
 }
 
-impl FrameGroup {
+fn place(entries: &[Entry], page: PageNumber) -> Result<Option<(Together, u8)>, CheckpointError> {
+    let damaged = |problem: String| {
+        CheckpointError::Image(ImageError::Damaged { place: format!("page {page}"), problem })
+    };
+    match entries[page.index()].place() {
+        Ok(Place::Zeros) => Ok(None),
+        Ok(Place::Packed(at)) => {
+            Ok(Some((Together::Frame { segment: at.segment, frame: at.frame }, at.index)))
+        }
+        Ok(Place::Keyed(at)) if at.page == page => {
+            let stretch = page.0 / KEYED_TOGETHER;
+            Ok(Some((Together::Keyed { source: at.source, stretch }, 0)))
+        }
+        Ok(Place::Keyed(at)) => Err(damaged(format!("its entry leads to page {}", at.page))),
+        Err(entry) => Err(damaged(format!("its entry {:#x} is unknown", entry.0))),
+    }
+}
+
+impl Group {
+    /// Reads what holds the pages.
+    pub(crate) fn read<'c>(
+        &self,
+        image: &ImageReader,
+        cache: &'c mut FrameCache,
+    ) -> Result<&'c [u8], ImageError> {
+        match self.together {
+            Together::Frame { segment, frame } => {
+                let at = PageAddress { segment, frame, index: 0 };
+                image.frame(self.pages[0].0, at, cache)
+            }
+            Together::Keyed { source, .. } => {
+                let pages: Vec<PageNumber> = self.pages.iter().map(|(page, _)| *page).collect();
+                image.keyed(source, &pages, cache)
+            }
+        }
+    }
+
+    /// Says that its neighbours will be wanted soon.
+    pub(crate) fn read_ahead(&self, image: &ImageReader) {
+        if let Together::Frame { segment, .. } = self.together {
+            image.read_ahead(segment);
+        }
+    }
+
     pub(crate) fn runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.pages.chunk_by(|a, b| a.0.0 + 1 == b.0.0).map(Run)
     }
@@ -65,12 +118,12 @@ impl Run<'_> {
         PageRange::new(first, first + self.0.len() as u64)
     }
 
-    /// The run's bytes, out of its frame.
-    pub(crate) fn gather(&self, frame: &[u8]) -> Result<Vec<u8>, CheckpointError> {
+    /// The run's bytes, out of what was read.
+    pub(crate) fn gather(&self, read: &[u8]) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = Vec::with_capacity(self.0.len() * PAGE_BYTES);
         for (page, index) in self.0 {
             let start = usize::from(*index) * PAGE_BYTES;
-            let content = frame.get(start..start + PAGE_BYTES).ok_or_else(|| {
+            let content = read.get(start..start + PAGE_BYTES).ok_or_else(|| {
                 CheckpointError::Image(ImageError::Damaged {
                     place: format!("page {page}"),
                     problem: "its frame holds fewer pages".to_owned(),

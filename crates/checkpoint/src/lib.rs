@@ -5,6 +5,7 @@
 //! ([`restore::fill_files`]), or the guest first ([`restore::PageServer`]).
 #![forbid(unsafe_code)]
 
+mod beside;
 mod buffer;
 mod bulk;
 mod capture;
@@ -13,6 +14,7 @@ mod epochs;
 mod error;
 mod frames;
 mod observe;
+mod overflow;
 pub mod restore;
 mod work;
 

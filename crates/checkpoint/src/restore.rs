@@ -3,7 +3,7 @@
 mod serve;
 
 use crate::CheckpointError;
-use crate::frames::by_frame;
+use crate::frames::grouped;
 use crate::observe::Observer;
 use crate::work::{Pieces, cores};
 use dewar_image::{Entry, FrameCache, ImageReader};
@@ -50,9 +50,9 @@ fn fill_file(
     let work = || -> Result<(), CheckpointError> {
         let mut cache = FrameCache::new()?;
         while let Some(piece) = pieces.take() {
-            for group in by_frame(entries, piece.pages())? {
-                image.read_ahead(group.at.segment);
-                let frame = image.frame(group.pages[0].0, group.at, &mut cache)?;
+            for group in grouped(entries, piece.pages())? {
+                group.read_ahead(image);
+                let frame = group.read(image, &mut cache)?;
                 for run in group.runs() {
                     let bytes = run.gather(frame)?;
                     let at = (run.first().0 - range.start.0) * PAGE_BYTES as u64;

@@ -157,6 +157,14 @@ pub struct CheckpointArgs {
     /// Where a page's content is looked for before it is stored.
     #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
     pub dedup: DedupChoice,
+    /// Where pages go that the guest writes while the bulk of its memory is stored, and that do
+    /// not fit into --buffer: redis://HOST. The checkpoint then needs both stores.
+    #[arg(long, value_name = "URL")]
+    pub dirty_store: Option<String>,
+    /// How often they are sent there.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    #[arg(requires = "dirty_store")]
+    pub epoch: Duration,
     #[command(flatten)]
     pub store: StoreArgs,
 }

@@ -52,8 +52,8 @@ pub use gc::{Collected, collect};
 pub use location::{Location, RedisPlace};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
-    Blob, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts, Record,
-    RegionRecord, StageRecord, Summary,
+    Blob, CaptureCounts, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts,
+    Record, RegionRecord, StageRecord, Summary,
 };
 pub use segment::SEGMENT_BYTES;
 pub use sink::PageSink;

@@ -212,11 +212,27 @@ pub struct Summary {
     pub pause_ms: f64,
     /// From the command to the complete image, in milliseconds.
     pub total_ms: f64,
+    /// How pages were captured.
+    #[serde(default)]
+    pub captured: CaptureCounts,
     /// Dirty pages per epoch.
     pub epochs: Vec<EpochRecord>,
     /// When each step was done; empty in images of before this was noted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageRecord>,
+}
+
+/// How pages were captured; a page may be in several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureCounts {
+    /// By the bulk pass.
+    pub bulk: u64,
+    /// Left by it to the epochs, being written or with the dirty store already.
+    pub skipped: u64,
+    /// Sent to the dirty store, counted each time.
+    pub dirty_store: u64,
+    /// Copied while the guest stood still.
+    pub stopped: u64,
 }
 
 /// One step of a checkpoint.

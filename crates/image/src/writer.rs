@@ -1,5 +1,8 @@
+mod keyed;
+mod shared;
+
 use crate::dedup::{Dedup, Fingerprints};
-use crate::dirty::{self, DirtyStore, KeyedPages, KeyedSink};
+use crate::dirty::KeyedPages;
 use crate::flush::Flusher;
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
@@ -7,10 +10,10 @@ use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
 use crate::sink::PageSink;
 use crate::store::{record_name, segment_name};
 use crate::table::{self, Table};
-use crate::{Entry, FileDigest, ImageError, KeyedSource, PageAddress, Place, Store, disks};
+use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use shared::Shared;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -53,25 +56,6 @@ pub struct ImageWriter<'s> {
     committed: bool,
 }
 
-struct Shared {
-    lease: Option<WriterLease>,
-    free: std::ops::Range<u64>,
-    used: Vec<u64>,
-    /// Segments of other images that the page table leads to.
-    inherited: BTreeSet<u64>,
-    /// Pages that were put into the dirty store, perhaps replaced since.
-    keyed: PageSet,
-    /// The sources that the page table leads to.
-    sources: BTreeSet<u32>,
-    /// Segments and frames that are stored as they are.
-    raw: HashSet<(u64, u16)>,
-    stored_bytes: u64,
-    /// The fingerprints, stored for later images.
-    fingerprints: Option<Blob>,
-    /// Why a segment could not be written.
-    failure: Option<Arc<ImageError>>,
-}
-
 impl<'s> ImageWriter<'s> {
     pub(crate) fn new(
         store: &'s Store,
@@ -88,18 +72,6 @@ impl<'s> ImageWriter<'s> {
         let entries = (0..options.pages as usize)
             .map(|page| AtomicU64::new(known.get(page).unwrap_or(&Entry::UNSET).0))
             .collect();
-        let shared = Shared {
-            lease: Some(lease),
-            free: 0..0,
-            used: Vec::new(),
-            inherited: BTreeSet::new(),
-            keyed: PageSet::new(options.pages),
-            sources: BTreeSet::new(),
-            raw: HashSet::new(),
-            stored_bytes: 0,
-            fingerprints: None,
-            failure: None,
-        };
         Ok(Self {
             store,
             id,
@@ -108,7 +80,7 @@ impl<'s> ImageWriter<'s> {
             parent,
             entries,
             keyed: None,
-            shared: Mutex::new(shared),
+            shared: Mutex::new(Shared::new(lease, options.pages)),
             flusher: Mutex::new(Some(Flusher::start(&store.shared_backend()))),
             committed: false,
         })
@@ -117,20 +89,6 @@ impl<'s> ImageWriter<'s> {
     /// The name that the image will have.
     pub fn id(&self) -> &ImageId {
         &self.id
-    }
-
-    /// Lets pages be put one by one into a dirty store ([`ImageWriter::keyed_sink`]).
-    ///
-    /// # Errors
-    /// Where one of the stores cannot be written.
-    pub fn use_dirty_store(&mut self, store: DirtyStore) -> Result<(), ImageError> {
-        let pages = KeyedPages::new(store, &self.store.id(), &self.id);
-        self.lock().note(&[dirty::lease_line(&pages.source(&self.id), &self.store.id())])?;
-        pages.begin(self.options.pages)?;
-        let known = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
-        let last = known.and_then(|known| known.last_key_value()).map(|(source, _)| *source);
-        self.keyed = Some((pages, last.map_or(0, |last| last + 1)));
-        Ok(())
     }
 
     /// A way in for one thread.
@@ -148,15 +106,6 @@ impl<'s> ImageWriter<'s> {
     /// Where the codec cannot be set up.
     pub fn yielding_sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
         PageSink::new(self, self.options.codec, self.options.level, true)
-    }
-
-    /// A way into the dirty store for one thread, where there is one.
-    ///
-    /// # Errors
-    /// Where the codec cannot be set up.
-    pub fn keyed_sink(&self) -> Result<Option<KeyedSink<'_, 's>>, ImageError> {
-        let keyed = self.keyed.as_ref();
-        keyed.map(|(pages, source)| KeyedSink::new(self, pages, *source)).transpose()
     }
 
     /// Says that these pages will be put: whatever was known of them is not
@@ -292,19 +241,6 @@ impl<'s> ImageWriter<'s> {
         Ok((built.root, counts))
     }
 
-    /// Gives back what the dirty store holds of pages that were put elsewhere
-    /// since.
-    fn forget_replaced(&self, entries: &[Entry]) -> Result<(), ImageError> {
-        let Some((pages, source)) = &self.keyed else { return Ok(()) };
-        let put = self.lock().keyed.clone();
-        let is_needed = |page: &PageNumber| matches!(entries[page.index()].place(), Ok(Place::Keyed(at)) if at.source == *source);
-        let (needed, replaced): (Vec<_>, Vec<_>) = put.iter().partition(is_needed);
-        match needed.is_empty() {
-            true => pages.remove_all(),
-            false => pages.forget(&replaced),
-        }
-    }
-
     /// Pages that were not stored because another has their content.
     pub fn duplicate_pages(&self) -> u64 {
         self.fingerprints.as_ref().map_or(0, Fingerprints::duplicates)
@@ -377,20 +313,6 @@ impl<'s> ImageWriter<'s> {
         Ok(record)
     }
 
-    /// The sources that the page table leads to.
-    fn sources(&self) -> BTreeMap<u32, KeyedSource> {
-        let mut sources = BTreeMap::new();
-        for number in &self.lock().sources {
-            let own = self.keyed.as_ref().filter(|(_, own)| own == number);
-            let parent = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
-            let known = own
-                .map(|(pages, _)| pages.source(&self.id))
-                .or_else(|| parent?.get(number).cloned());
-            sources.extend(known.map(|source| (*number, source)));
-        }
-        sources
-    }
-
     pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {
         self.fingerprints.as_ref()
     }
@@ -412,13 +334,6 @@ impl<'s> ImageWriter<'s> {
             Ordering::AcqRel,
             Ordering::Acquire,
         );
-    }
-
-    pub(crate) fn note_keyed(&self, pages: &[PageNumber]) {
-        let mut shared = self.lock();
-        for page in pages {
-            shared.keyed.insert(*page);
-        }
     }
 
     pub(crate) fn raw_store_id(&self) -> [u8; 16] {
@@ -480,58 +395,5 @@ impl Drop for ImageWriter<'_> {
                 let _ = lease.abandon(self.store.backend());
             }
         }
-    }
-}
-
-impl Shared {
-    fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
-        self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
-    }
-
-    /// Counts pages by kind, and notes where those of other images lie;
-    /// `own_source` is our own part of the dirty store.
-    fn count(&mut self, entries: &[Entry], own_source: Option<u32>) -> PageCounts {
-        let own: HashSet<u64> = self.used.iter().copied().collect();
-        let mut counts = PageCounts::default();
-        // Neighbours mostly lie in one segment.
-        let mut last = None;
-        for entry in entries {
-            let at = match entry.place() {
-                Ok(Place::Packed(at)) => at,
-                Ok(Place::Keyed(at)) => {
-                    self.sources.insert(at.source);
-                    match own_source == Some(at.source) {
-                        true => counts.keyed += 1,
-                        false => counts.inherited += 1,
-                    }
-                    continue;
-                }
-                Ok(Place::Zeros) | Err(_) => {
-                    counts.zero += 1;
-                    continue;
-                }
-            };
-            let is_own = match last {
-                Some((segment, is_own)) if segment == at.segment => is_own,
-                _ => own.contains(&at.segment),
-            };
-            if last != Some((at.segment, is_own)) {
-                last = Some((at.segment, is_own));
-                if !is_own {
-                    self.inherited.insert(at.segment);
-                }
-            }
-            match is_own {
-                false => counts.inherited += 1,
-                true if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
-                true => counts.compressed += 1,
-            }
-        }
-        counts
-    }
-
-    fn inherit(&mut self, entries: &[Entry]) {
-        let segments = entries.iter().filter_map(|entry| Some(entry.packed_at()?.segment));
-        self.inherited.extend(segments);
     }
 }

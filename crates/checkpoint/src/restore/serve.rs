@@ -2,7 +2,7 @@
 //! and, in the background, hottest first.
 //!
 //! One thread answers touches: with the whole frame that holds the page, since
-//! it was expanded anyway. Idle workers fill the rest. A page may be sent
+//! it was expanded anyway, or its neighbours in a dirty store. Idle workers fill the rest. A page may be sent
 //! twice by two threads; the kernel keeps the first. When every page that is
 //! not zeros has arrived the registration ends, and what was never touched
 //! stays a hole.
@@ -12,7 +12,7 @@
 
 use super::hot_pages;
 use crate::CheckpointError;
-use crate::frames::{address, by_frame};
+use crate::frames::{grouped, read_with};
 use crate::work::{Pieces, cores, run_idle};
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
@@ -194,16 +194,17 @@ impl<'a> PageServer<'a> {
         if together.count() > 1 {
             return self.answer_huge(together, cache);
         }
-        let at = address(&self.entries, page)?;
-        let Some(at) = at.filter(|_| self.lock().contains(page)) else {
+        let with = read_with(&self.entries, page)?;
+        if with.is_none() || !self.lock().contains(page) {
             // Zeros in the image; or it arrived, and the guest has given it
             // back since (a balloon): then it is zeros too.
             return Ok(self.faults.zero(page)?);
-        };
+        }
         let start = page.0.saturating_sub(AROUND);
         let around = PageRange::new(start, (page.0 + AROUND).min(self.entries.len() as u64));
-        let same_frame = |page: &PageNumber| matches!(address(&self.entries, *page), Ok(Some(it)) if (it.segment, it.frame) == (at.segment, at.frame));
-        let pages: Vec<PageNumber> = around.pages().filter(same_frame).collect();
+        let is_with =
+            |page: &PageNumber| read_with(&self.entries, *page).is_ok_and(|it| it == with);
+        let pages: Vec<PageNumber> = around.pages().filter(is_with).collect();
         self.fill(pages.into_iter(), cache)
     }
 
@@ -219,8 +220,8 @@ impl<'a> PageServer<'a> {
     /// Puts the pages of a huge page in place, all at once.
     fn fill_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
         let mut bytes = vec![0; pages.count() as usize * PAGE_BYTES];
-        for group in by_frame(&self.entries, pages.pages())? {
-            let frame = self.image.frame(group.pages[0].0, group.at, cache)?;
+        for group in grouped(&self.entries, pages.pages())? {
+            let frame = group.read(self.image, cache)?;
             for run in group.runs() {
                 let start = (run.first().0 - pages.start.0) as usize * PAGE_BYTES;
                 let content = run.gather(frame)?;
@@ -279,10 +280,10 @@ impl<'a> PageServer<'a> {
             }
         }
         // Frame by frame, so that a damaged one keeps no other page away.
-        match by_frame(&self.entries, single.into_iter()) {
+        match grouped(&self.entries, single.into_iter()) {
             Ok(groups) => {
                 for group in groups {
-                    self.image.read_ahead(group.at.segment);
+                    group.read_ahead(self.image);
                     let pages = group.pages.iter().map(|(page, _)| *page);
                     self.fill(pages, cache).unwrap_or_else(|error| self.note(error));
                 }
@@ -297,8 +298,8 @@ impl<'a> PageServer<'a> {
         pages: impl Iterator<Item = PageNumber>,
         cache: &mut FrameCache,
     ) -> Result<(), CheckpointError> {
-        for group in by_frame(&self.entries, pages)? {
-            let frame = self.image.frame(group.pages[0].0, group.at, cache)?;
+        for group in grouped(&self.entries, pages)? {
+            let frame = group.read(self.image, cache)?;
             for run in group.runs() {
                 let bytes = run.gather(frame)?;
                 // Looked at, filled and noted in one step: a page that arrived

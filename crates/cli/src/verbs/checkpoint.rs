@@ -11,7 +11,7 @@ use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_image::{Dedup, Record, Store};
+use dewar_image::{Dedup, DirtyStore, Location, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -23,6 +23,11 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     wait_for_memory(&held, &progress)?;
     let location = context.store_location(args.store.store.as_deref())?;
     let store = Store::open_or_create(&location)
+        .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let dirty_store =
+        args.dirty_store.as_deref().map(|url| DirtyStore::open(&Location::parse(url)?));
+    let dirty_store = dirty_store
+        .transpose()
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let Held { folder: guest_folder, record, lock } = held;
     let mut guest = QemuGuest::attach(guest_folder.clone(), record)
@@ -55,6 +60,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
             DedupChoice::Image => Dedup::Image,
             DedupChoice::Store => Dedup::Store,
         },
+        dirty: dirty_store.map(|store| (store, args.epoch)),
         tag: args.tag,
         machine,
         scratch: guest_folder.make_scratch()?,
@@ -141,10 +147,11 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
         "pages": {
             "total": record.memory.pages,
             "zero": counts.zero + counts.hole,
-            "stored": counts.compressed + counts.raw,
+            "stored": counts.compressed + counts.raw + counts.keyed,
             "hole": counts.hole,
             "compressed": counts.compressed,
             "raw": counts.raw,
+            "dirty_store": counts.keyed,
             "unchanged": counts.inherited,
             "duplicate": record.summary.duplicate_pages,
         },
@@ -153,6 +160,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
         "shared_bytes": record.summary.inherited_bytes,
         "pause_ms": record.summary.pause_ms,
         "total_ms": record.summary.total_ms,
+        "captured": record.summary.captured,
         "epochs": record.summary.epochs,
         "stages": record.summary.stages,
         "tag": record.tag,
@@ -166,7 +174,7 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
     let record = &taken.record;
     let summary = &record.summary;
     let counts = record.memory.counts;
-    let stored = counts.compressed + counts.raw;
+    let stored = counts.compressed + counts.raw + counts.keyed;
     let disks = match record.disks.len() {
         0 => String::new(),
         1 => " and 1 disk".to_owned(),
@@ -186,6 +194,15 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
         counts.zero,
         counts.hole,
     );
+    if counts.keyed > 0 {
+        let stores: Vec<&str> = record.keyed.values().map(|it| it.store.as_str()).collect();
+        let sent = summary.captured.dirty_store;
+        text.push_str(&format!(
+            "\n{} of them in {}, of {sent} sent there",
+            counts.keyed,
+            stores.join(", ")
+        ));
+    }
     if let Some(parent) = &record.parent {
         let how =
             if taken.by_tracking { "known by tracking since" } else { "found by comparing with" };

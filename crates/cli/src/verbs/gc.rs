@@ -19,7 +19,7 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
         json!({
             "dry_run": args.dry_run, "segments_removed": collected.segments_removed,
             "segments_compacted": collected.segments_compacted,
-            "bytes_freed": collected.bytes_freed,
+            "bytes_freed": collected.bytes_freed, "dirty_removed": collected.dirty_removed,
         }),
         &format!(
             "{} {would}freed: {} segments {would}removed, {} {would}compacted",

@@ -124,7 +124,13 @@ pub fn image_hashes(lab: &Lab, id: &ImageId) -> Vec<blake3::Hash> {
 /// Takes a checkpoint of which every page must be as RAM was in the pause;
 /// returns what the command told.
 pub fn assert_exact(lab: &Lab, guest: &mut TestGuest, load: &str) -> Value {
-    let held = HeldCheckpoint::at(lab, &guest.name, "captured");
+    assert_exact_with(lab, guest, load, &[])
+}
+
+/// The same with more arguments.
+pub fn assert_exact_with(lab: &Lab, guest: &mut TestGuest, load: &str, more: &[&str]) -> Value {
+    let line = [&["checkpoint", &guest.name], more].concat();
+    let held = HeldCheckpoint::at_with(lab, &line, "captured");
     let ram = ram_now(lab, &guest.name);
     let (code, out, said) = held.go_on();
     assert_eq!(code, 0, "{said}");

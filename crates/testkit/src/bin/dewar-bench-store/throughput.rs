@@ -7,7 +7,8 @@ use crate::REPEATS;
 use anyhow::{Context, Result};
 use dewar_codec::Codec;
 use dewar_image::{
-    Dedup, FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
+    Dedup, FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Place, Record, RegionRecord,
+    Store,
 };
 use dewar_testkit::RedisServer;
 use dewar_testkit::bench::median;
@@ -209,7 +210,7 @@ fn read(store: &Store, id: &ImageId) -> Result<()> {
                     let mut cache = FrameCache::new()?;
                     let first = nth as u64 * (entries.len() as u64 / THREADS);
                     for (page, entry) in (first..).zip(part) {
-                        if let Ok(Some(at)) = entry.address() {
+                        if let Ok(Place::Packed(at)) = entry.place() {
                             image.read_ahead(at.segment);
                         }
                         image.page(PageNumber(page), *entry, &mut cache)?;

@@ -1,0 +1,92 @@
+//! Epochs beside the bulk pass, into a dirty store (TLC's page sender).
+//!
+//! Every `--epoch` the dirty set is taken, the guest's I/O drained, and each of
+//! its pages claimed and put into the dirty store, over the version of an epoch
+//! before. The bulk pass skips pages that were claimed; one that it has copied
+//! already gives way to the newer version, whichever of the two comes first
+//! ([`ImageWriter::yielding_sink`]). After the pass what was written since is
+//! captured as without a dirty store.
+
+use crate::CheckpointError;
+use crate::bulk::{Tally, bulk};
+use crate::epochs::Captures;
+use crate::observe::Observer;
+use crate::work::{Pieces, cores, run_idle};
+use dewar_guest::Guest;
+use dewar_image::ImageWriter;
+use dewar_memory::{Ram, WriteTracker};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Pages that a thread takes at a time.
+const PIECE: u64 = 512;
+
+/// The bulk pass with epochs every so often beside it. Returns what
+/// [`bulk`] does.
+#[expect(clippy::too_many_arguments, reason = "those of the bulk pass and those of epochs")]
+pub(crate) fn bulk_with_epochs<'t>(
+    captures: &mut Captures<'t>,
+    guest: &mut dyn Guest,
+    tracker: &'t WriteTracker,
+    writer: &ImageWriter<'_>,
+    todo: &PageSet,
+    compare: bool,
+    every: Duration,
+    tally: &Tally,
+    observer: &dyn Observer,
+) -> Result<PageSet, CheckpointError> {
+    let ram = guest.ram();
+    let (done, is_done) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let pass = scope.spawn(|| {
+            let _done = done;
+            bulk(&ram, tracker, writer, todo, compare, tally, observer)
+        });
+        let mut epochs = Ok(());
+        while epochs.is_ok() && is_done.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            epochs = epoch(captures, guest, tracker, writer, &ram, observer);
+        }
+        if epochs.is_err() {
+            tally.stop();
+        }
+        let holes = pass.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        epochs.and(holes)
+    })
+}
+
+fn epoch<'t>(
+    captures: &mut Captures<'t>,
+    guest: &mut dyn Guest,
+    tracker: &'t WriteTracker,
+    writer: &ImageWriter<'_>,
+    ram: &Ram,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    let began = Instant::now();
+    let lease = tracker.take(cores())?;
+    let pages: Vec<PageNumber> = lease.pages().iter().collect();
+    writer.claim(lease.pages());
+    // Ours from here on: whatever fails, it is given back.
+    captures.owe(lease);
+    guest.drain()?;
+    let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
+    run_idle(cores(), || {
+        let work = || -> Result<(), CheckpointError> {
+            let Some(mut sink) = writer.keyed_sink()? else { return Ok(()) };
+            let mut bytes = vec![0; PAGE_BYTES];
+            while let Some(piece) = pieces.take() {
+                for page in &pages[piece.start.index()..piece.end.index()] {
+                    ram.copy_page(*page, &mut bytes);
+                    sink.put(*page, &bytes)?;
+                }
+            }
+            sink.flush()?;
+            Ok(())
+        };
+        work().inspect_err(|_| pieces.stop())
+    })?;
+    captures.keyed += pages.len() as u64;
+    captures.note(began, pages.len() as u64, observer);
+    Ok(())
+}

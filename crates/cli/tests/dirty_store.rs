@@ -1,0 +1,151 @@
+//! Checkpoints of real guests whose dirty pages go to a real Redis beside the
+//! store.
+
+mod common;
+
+use common::{HeldCheckpoint, assert_exact_with};
+use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, wait_until};
+use std::time::Duration;
+
+fn guest(lab: &Lab) -> TestGuest {
+    let spec = GuestSpec { memory_mib: 384, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 150 noise").expect("fill");
+    guest
+}
+
+/// How many pages' keys a server has.
+fn keys(server: &RedisServer) -> usize {
+    let keys = server.ask(&["--scan", "--pattern", "dewar:pages/*"]).expect("scan");
+    keys.lines().filter(|key| !key.is_empty()).count()
+}
+
+fn wait_for_memory(lab: &Lab) {
+    wait_until("all memory", Duration::from_secs(60), || {
+        lab.ps("g").expect("listed")["lazy_restore"]["complete"] != false
+    });
+}
+
+#[test]
+fn every_page_is_as_it_was() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let split = ["--dirty-store", &server.url(), "--epoch", "30ms"];
+    for (load, more) in
+        [("epochs", &[][..]), ("overflow", &["--buffer", "2M", "--full"]), ("on top", &[])]
+    {
+        let told = assert_exact_with(&lab, &mut guest, load, &[&split, more].concat());
+        let captured = &told["captured"];
+        assert!(captured["dirty_store"].as_u64() > Some(1000), "{load}: {captured}");
+        println!("{load}: {captured}, {}", told["pages"]);
+        if load != "on top" {
+            assert!(captured["skipped"].as_u64() > Some(0), "{load}: {captured}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_lives_in_two_stores() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("check 12000 1 disk").expect("check");
+    let split = ["--dirty-store", &server.url(), "--epoch", "30ms"];
+    let mut ids = Vec::new();
+    for tag in ["one", "two", "three"] {
+        let line = [&["checkpoint", "g", "--buffer", "1M", "--tag", tag], &split[..]].concat();
+        let told = lab.dewar(&line).done().json();
+        assert!(told["pages"]["dirty_store"].as_u64() > Some(0), "{told}");
+        ids.push(told["checkpoint"].as_str().expect("id").to_owned());
+    }
+    lab.dewar(&["verify", "three"]).done();
+    lab.dewar(&["delete", "one"]).done();
+    lab.dewar(&["gc"]).done();
+    for how in [&["two", "--eager"][..], &["three"], &["three", "--eager"], &["two"]] {
+        lab.crash("g");
+        lab.restore(&mut guest, how).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+    }
+    // The dirty store dies while pages arrive: the guest waits for them alone.
+    wait_for_memory(&lab);
+    lab.crash("g");
+    lab.restore(&mut guest, &["two"]).expect("restore");
+    server.kill().expect("kill");
+    std::thread::sleep(Duration::from_millis(500));
+    server.start_again().expect("start");
+    guest.console.ask("verify").expect("consistent");
+    wait_for_memory(&lab);
+    // Without it nothing is started, and it is named.
+    lab.crash("g");
+    server.kill().expect("kill");
+    let ran = lab.dewar(&["restore", "two", "--eager"]);
+    ran.failed(1, &[&server.url(), "no guest was started"]);
+    lab.dewar(&["verify", "two"]).failed(1, &[&server.url()]);
+    lab.dewar(&["delete", "three"]).failed(1, &[&server.url()]);
+    server.start_again().expect("start");
+    lab.restore(&mut guest, &["two"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+    wait_for_memory(&lab);
+    lab.dewar(&["rm", "g", "--force"]).done();
+    for id in &ids[1..] {
+        lab.dewar(&["delete", id]).done();
+    }
+    assert_eq!(keys(&server), 0);
+}
+
+#[test]
+fn whoever_dies_in_the_middle_nothing_is_left() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("check 12000 1 disk").expect("check");
+    let url = format!("{}?retry=500ms", server.url());
+    let line =
+        ["checkpoint", "g", "--full", "--buffer", "1M", "--dirty-store", &url, "--epoch", "30ms"];
+    // The command, with pages sent.
+    let held = HeldCheckpoint::at_with(&lab, &line, "captured");
+    assert!(keys(&server) > 0);
+    held.kill();
+    wait_until("the guest runs on", Duration::from_secs(20), || {
+        lab.ps("g").is_some_and(|it| it["state"] == "running")
+    });
+    guest.console.ask("verify").expect("the guest runs on");
+    let told = lab.dewar(&["checkpoint", "g"]).done().json();
+    assert_eq!(keys(&server), 0, "the next writer removes them");
+    // The server.
+    let held = HeldCheckpoint::at_with(&lab, &line, "armed");
+    server.kill().expect("kill");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    for words in [&server.url(), "no checkpoint was made", "the guest is running"] {
+        assert!(said.contains(words), "'{words}' is not in: {said}");
+    }
+    guest.console.ask("verify").expect("the guest runs on");
+    lab.dewar(&line).failed(1, &[&server.url(), "the guest was not touched"]);
+    server.start_again().expect("start");
+    let after = lab.dewar(&line).done().json();
+    lab.dewar(&["verify", after["checkpoint"].as_str().expect("id")]).done();
+    lab.dewar(&["delete", told["checkpoint"].as_str().expect("id")]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_full_dirty_store_fails_the_checkpoint_alone() {
+    let lab = common::lab();
+    let server = RedisServer::start(&["--maxmemory", "4mb"]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let split = ["checkpoint", "g", "--dirty-store", &server.url(), "--epoch", "30ms"];
+    let ran = lab.dewar(&split);
+    ran.failed(1, &[&server.url(), "full", "no checkpoint was made", "the guest is running"]);
+    assert_eq!(keys(&server), 0);
+    lab.dewar(&["checkpoint", "g"]).done();
+    lab.dewar(&["checkpoint", "g", "--epoch", "1s"]).failed(2, &["--dirty-store"]);
+    let told = lab.dewar(&["checkpoint", "g", "--dirty-store", "file:/tmp/x"]);
+    told.failed(4, &["redis://", "the guest was not touched"]);
+    guest.console.ask("count").expect("the guest goes on");
+}

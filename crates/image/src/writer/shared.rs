@@ -1,0 +1,93 @@
+use crate::lease::WriterLease;
+use crate::{Blob, Entry, ImageError, PageCounts, Place};
+use dewar_units::PageSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+/// What threads that write an image share.
+pub(super) struct Shared {
+    pub(super) lease: Option<WriterLease>,
+    pub(super) free: std::ops::Range<u64>,
+    pub(super) used: Vec<u64>,
+    /// Segments of other images that the page table leads to.
+    pub(super) inherited: BTreeSet<u64>,
+    /// Pages that were put into the dirty store, perhaps replaced since.
+    pub(super) keyed: PageSet,
+    /// The sources that the page table leads to.
+    pub(super) sources: BTreeSet<u32>,
+    /// Segments and frames that are stored as they are.
+    pub(super) raw: HashSet<(u64, u16)>,
+    pub(super) stored_bytes: u64,
+    /// The fingerprints, stored for later images.
+    pub(super) fingerprints: Option<Blob>,
+    /// Why a segment could not be written.
+    pub(super) failure: Option<Arc<ImageError>>,
+}
+
+impl Shared {
+    pub(super) fn new(lease: WriterLease, pages: u64) -> Self {
+        Self {
+            lease: Some(lease),
+            free: 0..0,
+            used: Vec::new(),
+            inherited: BTreeSet::new(),
+            keyed: PageSet::new(pages),
+            sources: BTreeSet::new(),
+            raw: HashSet::new(),
+            stored_bytes: 0,
+            fingerprints: None,
+            failure: None,
+        }
+    }
+
+    pub(super) fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
+        self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
+    }
+
+    /// Counts pages by kind, and notes where those of other images lie;
+    /// `own_source` is our own part of the dirty store.
+    pub(super) fn count(&mut self, entries: &[Entry], own_source: Option<u32>) -> PageCounts {
+        let own: HashSet<u64> = self.used.iter().copied().collect();
+        let mut counts = PageCounts::default();
+        // Neighbours mostly lie in one segment.
+        let mut last = None;
+        for entry in entries {
+            let at = match entry.place() {
+                Ok(Place::Packed(at)) => at,
+                Ok(Place::Keyed(at)) => {
+                    self.sources.insert(at.source);
+                    match own_source == Some(at.source) {
+                        true => counts.keyed += 1,
+                        false => counts.inherited += 1,
+                    }
+                    continue;
+                }
+                Ok(Place::Zeros) | Err(_) => {
+                    counts.zero += 1;
+                    continue;
+                }
+            };
+            let is_own = match last {
+                Some((segment, is_own)) if segment == at.segment => is_own,
+                _ => own.contains(&at.segment),
+            };
+            if last != Some((at.segment, is_own)) {
+                last = Some((at.segment, is_own));
+                if !is_own {
+                    self.inherited.insert(at.segment);
+                }
+            }
+            match is_own {
+                false => counts.inherited += 1,
+                true if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
+                true => counts.compressed += 1,
+            }
+        }
+        counts
+    }
+
+    pub(super) fn inherit(&mut self, entries: &[Entry]) {
+        let segments = entries.iter().filter_map(|entry| Some(entry.packed_at()?.segment));
+        self.inherited.extend(segments);
+    }
+}
