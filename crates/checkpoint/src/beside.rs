@@ -16,6 +16,7 @@ use dewar_guest::Guest;
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,7 @@ fn epoch<'t>(
     // Ours from here on: whatever fails, it is given back.
     captures.owe(lease);
     guest.drain()?;
+    let sent = AtomicU64::new(0);
     let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
     run_idle(cores(), || {
         let work = || -> Result<(), CheckpointError> {
@@ -78,7 +80,7 @@ fn epoch<'t>(
             while let Some(piece) = pieces.take() {
                 for page in &pages[piece.start.index()..piece.end.index()] {
                     ram.copy_page(*page, &mut bytes);
-                    sink.put(*page, &bytes)?;
+                    sent.fetch_add(u64::from(sink.put(*page, &bytes)?), Ordering::Relaxed);
                 }
             }
             sink.flush()?;
@@ -86,7 +88,7 @@ fn epoch<'t>(
         };
         work().inspect_err(|_| pieces.stop())
     })?;
-    captures.keyed += pages.len() as u64;
+    captures.keyed += sent.into_inner();
     captures.note(began, pages.len() as u64, observer);
     Ok(())
 }

@@ -3,9 +3,10 @@
 
 use crate::CheckpointError;
 use crate::frames::grouped;
-use dewar_image::{Entry, FrameCache, ImageReader, ImageWriter};
+use dewar_image::{Entry, FrameCache, ImageError, ImageReader, ImageWriter};
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber};
+use std::collections::HashSet;
 
 /// One thread's comparison.
 pub(crate) struct Compared<'w, 's> {
@@ -13,6 +14,8 @@ pub(crate) struct Compared<'w, 's> {
     /// The parent, its entries, and working memory to read it; nothing where
     /// nothing is compared.
     parent: Option<(&'s ImageReader, &'w [Entry], FrameCache)>,
+    /// Dirty stores that did not answer: asking each time would take for ever.
+    away: HashSet<u32>,
     bytes: Vec<u8>,
 }
 
@@ -23,7 +26,7 @@ impl<'w, 's> Compared<'w, 's> {
             Some((image, entries)) => Some((image, entries, FrameCache::new()?)),
             None => None,
         };
-        Ok(Self { writer, parent, bytes: vec![0; PAGE_BYTES] })
+        Ok(Self { writer, parent, away: HashSet::new(), bytes: vec![0; PAGE_BYTES] })
     }
 
     /// Those of `pages` that differ from the parent; the others are kept from
@@ -39,9 +42,17 @@ impl<'w, 's> Compared<'w, 's> {
         differing.extend(pages.iter().copied().filter(is_zero));
         for group in grouped(entries, pages.iter().copied())? {
             group.read_ahead(image);
-            let frame = group.read(image, cache).unwrap_or_default();
+            let is_away = group.source().is_some_and(|source| self.away.contains(&source));
+            let frame = match is_away {
+                true => &[],
+                false => group.read(image, cache).unwrap_or_else(|why| {
+                    let source = group.source().filter(|_| matches!(why, ImageError::Store { .. }));
+                    self.away.extend(source);
+                    &[]
+                }),
+            };
             for (page, index) in &group.pages {
-                let start = usize::from(*index) * PAGE_BYTES;
+                let start = *index * PAGE_BYTES;
                 ram.copy_page(*page, &mut self.bytes);
                 if frame.get(start..start + PAGE_BYTES) == Some(&self.bytes[..]) {
                     self.writer.keep(*page);

@@ -39,6 +39,7 @@ pub(crate) struct Captures<'t> {
     /// Whether what was left after the last epoch should fit the pause.
     pub fits: bool,
     began: Instant,
+    last_take: Instant,
 }
 
 impl<'t> Captures<'t> {
@@ -59,6 +60,7 @@ impl<'t> Captures<'t> {
             stopped: 0,
             fits: false,
             began,
+            last_take: began,
         }
     }
 
@@ -75,8 +77,7 @@ impl<'t> Captures<'t> {
         let mut bytes = vec![0; PAGE_BYTES];
         for page in left_over {
             ram.copy_page(page, &mut bytes);
-            overflow.put(page, &bytes)?;
-            self.keyed += u64::from(overflow.is_dirty_store());
+            self.keyed += u64::from(overflow.put(page, &bytes)?);
         }
         Ok(())
     }
@@ -105,6 +106,7 @@ impl<'t> Captures<'t> {
 
     /// Notes an epoch that began then.
     pub(crate) fn note(&mut self, began: Instant, dirty_pages: u64, observer: &dyn Observer) {
+        self.last_take = began;
         let at_ms = (began - self.began).as_secs_f64() * 1e3;
         self.epochs.push(EpochRecord { at_ms, dirty_pages });
         observer.step(Step::Epoch { number: self.epochs.len(), dirty_pages });
@@ -145,7 +147,7 @@ pub(crate) fn run<'t>(
     let mut smallest = u64::MAX;
     let mut stubborn = 0;
     let mut flushed = false;
-    let mut last_take = captures.began;
+    let mut last_take = captures.last_take;
     let before = captures.epochs.len();
     while captures.epochs.len() - before < MOST_EPOCHS {
         let began = Instant::now();

@@ -21,11 +21,13 @@ pub(crate) enum Together {
 pub(crate) struct Group {
     together: Together,
     /// Each page, and where it stands in what is read.
-    pub pages: Vec<(PageNumber, u8)>,
+    pub pages: Vec<(PageNumber, usize)>,
+    /// The seals of pages in a dirty store.
+    seals: Vec<u64>,
 }
 
 /// Neighbouring pages of one group.
-pub(crate) struct Run<'g>(&'g [(PageNumber, u8)]);
+pub(crate) struct Run<'g>(&'g [(PageNumber, usize)]);
 
 /// Groups those of `pages` that are not zeros.
 pub(crate) fn grouped(
@@ -34,19 +36,21 @@ pub(crate) fn grouped(
 ) -> Result<Vec<Group>, CheckpointError> {
     let mut found = Vec::new();
     for page in pages {
-        if let Some((together, index)) = place(entries, page)? {
-            found.push((together, page, index));
+        if let Some((together, detail)) = place(entries, page)? {
+            found.push((together, page, detail));
         }
     }
     found.sort_unstable();
+    found.dedup();
     let groups = found.chunk_by(|a, b| a.0 == b.0).map(|group| {
         let together = group[0].0;
-        let pages = (0u8..).zip(group).map(|(position, (_, page, index))| match together {
-            Together::Frame { .. } => (*page, *index),
+        let pages = group.iter().enumerate().map(|(position, (_, page, detail))| match together {
+            Together::Frame { .. } => (*page, *detail as usize),
             // Only those that are asked for are read.
             Together::Keyed { .. } => (*page, position),
         });
-        Group { together, pages: pages.collect() }
+        let seals = group.iter().map(|(_, _, detail)| *detail).collect();
+        Group { together, pages: pages.collect(), seals }
     });
     Ok(groups.collect())
 }
@@ -59,21 +63,22 @@ pub(crate) fn read_with(
     Ok(place(entries, page)?.map(|(together, _)| together))
 }
 
-fn place(entries: &[Entry], page: PageNumber) -> Result<Option<(Together, u8)>, CheckpointError> {
-    let damaged = |problem: String| {
-        CheckpointError::Image(ImageError::Damaged { place: format!("page {page}"), problem })
-    };
+/// With what a page is read, and its index in the frame, or its seal.
+fn place(entries: &[Entry], page: PageNumber) -> Result<Option<(Together, u64)>, CheckpointError> {
     match entries[page.index()].place() {
         Ok(Place::Zeros) => Ok(None),
         Ok(Place::Packed(at)) => {
-            Ok(Some((Together::Frame { segment: at.segment, frame: at.frame }, at.index)))
+            let together = Together::Frame { segment: at.segment, frame: at.frame };
+            Ok(Some((together, u64::from(at.index))))
         }
-        Ok(Place::Keyed(at)) if at.page == page => {
+        Ok(Place::Keyed(at)) => {
             let stretch = page.0 / KEYED_TOGETHER;
-            Ok(Some((Together::Keyed { source: at.source, stretch }, 0)))
+            Ok(Some((Together::Keyed { source: at.source, stretch }, at.seal)))
         }
-        Ok(Place::Keyed(at)) => Err(damaged(format!("its entry leads to page {}", at.page))),
-        Err(entry) => Err(damaged(format!("its entry {:#x} is unknown", entry.0))),
+        Err(entry) => Err(CheckpointError::Image(ImageError::Damaged {
+            place: format!("page {page}"),
+            problem: format!("its entry {:#x} is unknown", entry.0),
+        })),
     }
 }
 
@@ -90,7 +95,8 @@ impl Group {
                 image.frame(self.pages[0].0, at, cache)
             }
             Together::Keyed { source, .. } => {
-                let pages: Vec<PageNumber> = self.pages.iter().map(|(page, _)| *page).collect();
+                let pages = self.pages.iter().zip(&self.seals);
+                let pages: Vec<_> = pages.map(|((page, _), seal)| (*page, *seal)).collect();
                 image.keyed(source, &pages, cache)
             }
         }
@@ -100,6 +106,14 @@ impl Group {
     pub(crate) fn read_ahead(&self, image: &ImageReader) {
         if let Together::Frame { segment, .. } = self.together {
             image.read_ahead(segment);
+        }
+    }
+
+    /// Its dirty store, where it is in one.
+    pub(crate) fn source(&self) -> Option<u32> {
+        match self.together {
+            Together::Keyed { source, .. } => Some(source),
+            Together::Frame { .. } => None,
         }
     }
 
@@ -122,7 +136,7 @@ impl Run<'_> {
     pub(crate) fn gather(&self, read: &[u8]) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = Vec::with_capacity(self.0.len() * PAGE_BYTES);
         for (page, index) in self.0 {
-            let start = usize::from(*index) * PAGE_BYTES;
+            let start = *index * PAGE_BYTES;
             let content = read.get(start..start + PAGE_BYTES).ok_or_else(|| {
                 CheckpointError::Image(ImageError::Damaged {
                     place: format!("page {page}"),

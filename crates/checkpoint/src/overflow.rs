@@ -26,16 +26,13 @@ impl<'w, 's> Overflow<'w, 's> {
         Ok(Self::Image(Box::new(writer.sink()?)))
     }
 
-    pub(crate) fn is_dirty_store(&self) -> bool {
-        matches!(self, Self::Dirty(_))
-    }
-
-    pub(crate) fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<(), CheckpointError> {
+    /// Says whether the page goes to the dirty store.
+    pub(crate) fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<bool, CheckpointError> {
         match self {
             Self::Image(sink) => drop(sink.put(page, bytes)?),
-            Self::Dirty(sink) => sink.put(page, bytes)?,
+            Self::Dirty(sink) => return Ok(sink.put(page, bytes)?),
         }
-        Ok(())
+        Ok(false)
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), CheckpointError> {

@@ -15,9 +15,12 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const FILE: &str = "server.json";
 const GO: &str = "go\n";
+/// How long one page of a dirty store may keep the others waiting.
+const PATIENCE: Duration = Duration::from_millis(500);
 const READY: &str = "ready\n";
 
 /// How far a lazy restore is, as its server last said.
@@ -124,7 +127,9 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let location = Location::parse(&args.store).map_err(|error| text(&error))?;
     let store = Store::open(&location).map_err(|error| text(&error))?;
-    let image = store.open_image(&ImageId(args.image)).map_err(|error| text(&error))?;
+    let mut image = store.open_image(&ImageId(args.image)).map_err(|error| text(&error))?;
+    // The server tries again by itself, and has other pages to serve meanwhile.
+    image.set_patience(PATIENCE);
     let table = PageTable::read(&image).map_err(|error| text(&error))?;
     if !told_to_go() {
         return Ok(());

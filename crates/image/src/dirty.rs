@@ -8,8 +8,11 @@
 //! the nodes with such entries, so a source keeps its number in all of them.
 //!
 //! Each page's value says which page of which image of which store it is, by its
-//! checksum; `docs/image-format.md` gives the bytes.
+//! checksum, and the entry has the beginning of that checksum: so a version before
+//! the last (a server that came back from an older snapshot, a command that arrived
+//! late) is known. `docs/image-format.md` gives the bytes.
 
+use crate::entry::SEAL_MASK;
 use crate::location::Location;
 use crate::redis::{Redis, Slot};
 use crate::table::ENTRIES_PER_NODE;
@@ -18,6 +21,7 @@ use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec, PageKind, classi
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
 use twox_hash::XxHash3_128;
 
 const LEAF_PAGES: u64 = ENTRIES_PER_NODE as u64;
@@ -76,8 +80,13 @@ impl KeyedPages {
         Self { redis: store.redis, owner: owner(store_id, image) }
     }
 
-    pub(crate) fn open(source: &KeyedSource, store_id: &str) -> Result<Self, ImageError> {
-        let redis = Arc::new(connect(&source.store)?);
+    /// `patience` bounds how long is tried again what fails.
+    pub(crate) fn open(
+        source: &KeyedSource,
+        store_id: &str,
+        patience: Duration,
+    ) -> Result<Self, ImageError> {
+        let redis = Arc::new(connect(&source.store, patience)?);
         Ok(Self { redis, owner: owner(store_id, &source.image) })
     }
 
@@ -93,22 +102,23 @@ impl KeyedPages {
     /// into `out`.
     pub(crate) fn get(
         &self,
-        pages: &[PageNumber],
+        pages: &[(PageNumber, u64)],
         decoder: &mut FrameDecoder,
         out: &mut Vec<u8>,
     ) -> Result<(), ImageError> {
         out.clear();
         let mut expanded = Vec::new();
-        for group in pages.chunk_by(|a, b| leaf(*a) == leaf(*b)).flat_map(|it| it.chunks(BATCH)) {
-            let slots: Vec<Slot> = group.iter().map(|page| slot(*page)).collect();
-            let values = self.redis.get_pages(&self.owner, leaf(group[0]), &slots)?;
-            for (page, value) in group.iter().zip(values) {
+        let by_leaf = pages.chunk_by(|(a, _), (b, _)| leaf(*a) == leaf(*b));
+        for group in by_leaf.flat_map(|it| it.chunks(BATCH)) {
+            let slots: Vec<Slot> = group.iter().map(|(page, _)| slot(*page)).collect();
+            let values = self.redis.get_pages(&self.owner, leaf(group[0].0), &slots)?;
+            for ((page, seal), value) in group.iter().zip(values) {
                 let damaged = |problem: &str| {
                     let place = format!("page {page} ({} of {})", self.owner, self.redis.name());
                     ImageError::damaged(place, problem)
                 };
                 let value = value.ok_or_else(|| damaged("it is not there any more"))?;
-                let (codec, payload) = self.parse(*page, &value).map_err(damaged)?;
+                let (codec, payload) = self.parse(*page, *seal, &value).map_err(damaged)?;
                 decoder
                     .decode(codec, payload, PAGE_BYTES, &mut expanded)
                     .map_err(|error| damaged(&error.to_string()))?;
@@ -131,22 +141,29 @@ impl KeyedPages {
         self.redis.remove_pages(&self.owner)
     }
 
-    fn value(&self, page: PageNumber, codec: Codec, payload: &[u8]) -> Vec<u8> {
+    /// A page's value and its seal.
+    fn value(&self, page: PageNumber, codec: Codec, payload: &[u8]) -> (Vec<u8>, u64) {
         let mut value = vec![VERSION, codec as u8, 0, 0];
-        value.extend(self.checksum(page, &value, payload));
+        let checksum = self.checksum(page, &value, payload);
+        value.extend(checksum.to_le_bytes());
         value.extend_from_slice(payload);
-        value
+        (value, seal(checksum))
     }
 
     fn parse<'v>(
         &self,
         page: PageNumber,
+        sealed: u64,
         value: &'v [u8],
     ) -> Result<(Codec, &'v [u8]), &'static str> {
         let (header, payload) = value.split_at_checked(HEADER_BYTES).ok_or("it is cut short")?;
         let (head, checksum) = header.split_at(CHECKSUM_AT);
-        if self.checksum(page, head, payload) != checksum {
+        let found = self.checksum(page, head, payload);
+        if found.to_le_bytes() != checksum {
             return Err("its checksum does not fit");
+        }
+        if seal(found) != sealed {
+            return Err("the store gives another version of it");
         }
         match (head[0], Codec::from_number(head[1])) {
             (VERSION, Some(codec)) => Ok((codec, payload)),
@@ -155,13 +172,13 @@ impl KeyedPages {
     }
 
     /// Over all that says which page it is, and its bytes.
-    fn checksum(&self, page: PageNumber, head: &[u8], payload: &[u8]) -> [u8; 16] {
+    fn checksum(&self, page: PageNumber, head: &[u8], payload: &[u8]) -> u128 {
         let mut hasher = XxHash3_128::new();
         hasher.write(self.owner.as_bytes());
         hasher.write(&page.0.to_le_bytes());
         hasher.write(head);
         hasher.write(payload);
-        hasher.finish_128().to_le_bytes()
+        hasher.finish_128()
     }
 }
 
@@ -175,6 +192,7 @@ pub struct KeyedSink<'w, 's> {
     payload: Vec<u8>,
     leaf: u64,
     batch: Vec<(Slot, Vec<u8>)>,
+    seals: Vec<u64>,
 }
 
 impl<'w, 's> KeyedSink<'w, 's> {
@@ -191,18 +209,20 @@ impl<'w, 's> KeyedSink<'w, 's> {
             payload: Vec::new(),
             leaf: 0,
             batch: Vec::new(),
+            seals: Vec::new(),
         })
     }
 
-    /// Puts a page of RAM; neighbours one after the other cost less.
+    /// Puts a page of RAM; neighbours one after the other cost less. Says
+    /// whether it goes to the store: a page of zeros does not.
     ///
     /// # Errors
     /// Where the dirty store does not take it.
-    pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<(), ImageError> {
+    pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<bool, ImageError> {
         let codec = match classify(bytes) {
             PageKind::Zero => {
                 self.writer.set(page.index(), Entry::ZERO);
-                return Ok(());
+                return Ok(false);
             }
             PageKind::Compressible => self.encoder.encode(bytes, &mut self.payload)?,
             PageKind::Incompressible => Codec::Raw,
@@ -212,8 +232,10 @@ impl<'w, 's> KeyedSink<'w, 's> {
             self.leaf = leaf(page);
         }
         let payload = if codec == Codec::Raw { bytes } else { &self.payload };
-        self.batch.push((slot(page), self.pages.value(page, codec, payload)));
-        Ok(())
+        let (value, seal) = self.pages.value(page, codec, payload);
+        self.batch.push((slot(page), value));
+        self.seals.push(seal);
+        Ok(true)
     }
 
     /// Gives every page put so far its entry.
@@ -226,17 +248,16 @@ impl<'w, 's> KeyedSink<'w, 's> {
         }
         let redis = &self.pages.redis;
         redis.put_pages(&self.pages.owner, self.leaf, &self.batch)?;
-        let numbers = self
-            .batch
-            .iter()
-            .map(|(slot, _)| PageNumber(self.leaf * LEAF_PAGES + u64::from(*slot)));
-        let numbers: Vec<PageNumber> = numbers.collect();
-        for page in &numbers {
-            let entry = Entry::keyed(KeyedAddress { source: self.source, page: *page });
+        let mut numbers = Vec::with_capacity(self.batch.len());
+        for ((slot, _), seal) in self.batch.iter().zip(&self.seals) {
+            let page = PageNumber(self.leaf * LEAF_PAGES + u64::from(*slot));
+            let entry = Entry::keyed(KeyedAddress { source: self.source, seal: *seal });
             self.writer.set(page.index(), entry);
+            numbers.push(page);
         }
         self.writer.note_keyed(&numbers);
         self.batch.clear();
+        self.seals.clear();
         Ok(())
     }
 }
@@ -255,12 +276,12 @@ pub(crate) fn parse_lease_line(line: &str) -> Option<(&str, &str)> {
 
 /// Removes all pages of an owner.
 pub(crate) fn remove(url: &str, owner: &str) -> Result<(), ImageError> {
-    connect(url)?.remove_pages(owner)
+    connect(url, Duration::MAX)?.remove_pages(owner)
 }
 
 /// The images of a store that have pages in a dirty store.
 pub(crate) fn images_in(url: &str, store_id: &str) -> Result<Vec<ImageId>, ImageError> {
-    let owners = connect(url)?.owners()?;
+    let owners = connect(url, Duration::MAX)?.owners()?;
     let own = owners.iter().filter_map(|owner| owner.strip_prefix(store_id)?.strip_prefix('/'));
     Ok(own.map(|image| ImageId(image.to_owned())).collect())
 }
@@ -271,17 +292,24 @@ pub(crate) fn owner(store_id: &str, image: &ImageId) -> String {
 
 /// That a dirty store answers.
 pub(crate) fn require(url: &str) -> Result<(), ImageError> {
-    connect(url).map(drop)
+    connect(url, Duration::MAX).map(drop)
 }
 
-fn connect(url: &str) -> Result<Redis, ImageError> {
+fn connect(url: &str, patience: Duration) -> Result<Redis, ImageError> {
     match Location::parse(url)? {
-        Location::Redis(place) => Redis::connect(&place),
+        Location::Redis(mut place) => {
+            place.retry = place.retry.min(patience);
+            Redis::connect(&place)
+        }
         Location::Folder(_) => {
             let problem = "it is no dirty store".to_owned();
             Err(ImageError::BadUrl { url: url.to_owned(), problem })
         }
     }
+}
+
+fn seal(checksum: u128) -> u64 {
+    checksum as u64 & SEAL_MASK
 }
 
 fn leaf(page: PageNumber) -> u64 {

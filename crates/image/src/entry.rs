@@ -1,4 +1,3 @@
-use dewar_units::PageNumber;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::fmt;
 
@@ -8,6 +7,10 @@ const FRAME_BITS: u32 = 16;
 const KIND_PACKED: u64 = 1;
 const KIND_KEYED: u64 = 2;
 const SOURCE_BITS: u32 = 22;
+/// The highest number of a source.
+pub(crate) const LAST_SOURCE: u32 = (1 << SOURCE_BITS) - 1;
+/// The bits of a seal.
+pub(crate) const SEAL_MASK: u64 = (1 << 39) - 1;
 
 /// Where a page lies: its segment, the frame in the segment, the page in the
 /// frame.
@@ -27,19 +30,14 @@ impl fmt::Display for PageAddress {
     }
 }
 
-/// A page that lies in a dirty store, by its number.
+/// A page that lies in a dirty store, under its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyedAddress {
     /// Which of the record's sources holds it; below 2^22.
     pub source: u32,
-    /// The page's number in RAM; below 2^39.
-    pub page: PageNumber,
-}
-
-impl fmt::Display for KeyedAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "source {} key {}", self.source, self.page)
-    }
+    /// The beginning of its value's checksum, below 2^39: a value that is put
+    /// over another has another seal, so an older one is known.
+    pub seal: u64,
 }
 
 /// Where a page is.
@@ -57,8 +55,8 @@ pub enum Place {
 ///
 /// Bits 0-2 tell the kind: 0, a page of zeros (all other bits are 0 too);
 /// 1, *packed*: bits 3-8 the page in the frame, 9-24 the frame, 25-63 the
-/// segment; 2, *keyed*: bits 3-24 the source, 25-63 the page's number. Others
-/// mean a newer version.
+/// segment; 2, *keyed*: bits 3-24 the source, 25-63 the seal. Others mean a newer
+/// version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Entry(pub u64);
 
@@ -83,10 +81,8 @@ impl Entry {
 
     /// The entry of a page that lies in a dirty store.
     pub fn keyed(at: KeyedAddress) -> Self {
-        debug_assert!(at.source < 1 << SOURCE_BITS && at.page.0 < 1 << 39);
-        Self(
-            KIND_KEYED | u64::from(at.source) << KIND_BITS | at.page.0 << (KIND_BITS + SOURCE_BITS),
-        )
+        debug_assert!(at.source <= LAST_SOURCE && at.seal <= SEAL_MASK);
+        Self(KIND_KEYED | u64::from(at.source) << KIND_BITS | at.seal << (KIND_BITS + SOURCE_BITS))
     }
 
     /// Where the page is.
@@ -102,8 +98,8 @@ impl Entry {
                 index: (self.0 >> KIND_BITS) as u8 & ((1 << INDEX_BITS) - 1),
             })),
             KIND_KEYED => Ok(Place::Keyed(KeyedAddress {
-                source: (self.0 >> KIND_BITS) as u32 & ((1 << SOURCE_BITS) - 1),
-                page: PageNumber(self.0 >> (KIND_BITS + SOURCE_BITS)),
+                source: (self.0 >> KIND_BITS) as u32 & LAST_SOURCE,
+                seal: self.0 >> (KIND_BITS + SOURCE_BITS),
             })),
             _ => Err(self),
         }
@@ -144,8 +140,8 @@ mod tests {
         }
 
         #[test]
-        fn keys_come_back(source in 0u32..1 << SOURCE_BITS, page in 0u64..1 << 39) {
-            let at = KeyedAddress { source, page: PageNumber(page) };
+        fn keys_come_back(source in 0..=LAST_SOURCE, seal in 0..=SEAL_MASK) {
+            let at = KeyedAddress { source, seal };
             prop_assert_eq!(Entry::keyed(at).place(), Ok(Place::Keyed(at)));
         }
     }

@@ -93,6 +93,8 @@ pub fn collect(
 /// A writer takes its lease before its first page is there and keeps it until
 /// its record is: so an image that is found there and has neither afterwards
 /// will never have either. What a newer image shares is needed by one before.
+/// One server may be known by several URLs: an image that is named with any of
+/// them is left alone.
 fn collect_dirty(
     store: &Store,
     leased: &HashSet<String>,
@@ -105,17 +107,19 @@ fn collect_dirty(
     let mut removed = 0;
     for url in urls {
         let images = dirty::images_in(url, &store.id())?;
-        let leased = lease::named(store.backend())?;
+        let leases = lease::named(store.backend())?;
+        let leased: HashSet<&str> =
+            leases.iter().filter_map(|line| Some(dirty::parse_lease_line(line)?.0)).collect();
         for image in images {
-            let source = KeyedSource { store: url.to_owned(), image };
-            let line = dirty::lease_line(&source, &store.id());
-            let exists = || store.backend().size(&record_name(&source.image));
-            if needed.contains(&source) || leased.contains(&line) || exists()?.is_some() {
+            let owner = dirty::owner(&store.id(), &image);
+            let is_needed = needed.iter().any(|source| source.image == image);
+            let exists = || store.backend().size(&record_name(&image));
+            if is_needed || leased.contains(owner.as_str()) || exists()?.is_some() {
                 continue;
             }
             removed += 1;
             if !dry_run {
-                dirty::remove(url, &dirty::owner(&store.id(), &source.image))?;
+                dirty::remove(url, &owner)?;
             }
         }
     }

@@ -7,6 +7,7 @@ use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// Segment files kept open at a time.
 const OPEN_SEGMENTS: usize = 128;
@@ -22,6 +23,8 @@ pub struct ImageReader {
     segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
     /// Dirty stores that were needed so far.
     keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
+    /// How long what fails in a dirty store is tried again.
+    patience: Duration,
     _hold: Box<dyn Held>,
 }
 
@@ -50,7 +53,14 @@ impl FrameCache {
 
 impl ImageReader {
     pub(crate) fn new(store: Store, record: Record, hold: Box<dyn Held>) -> Self {
-        Self { store, record, segments: Mutex::default(), keyed: Mutex::default(), _hold: hold }
+        Self {
+            store,
+            record,
+            segments: Mutex::default(),
+            keyed: Mutex::default(),
+            patience: Duration::MAX,
+            _hold: hold,
+        }
     }
 
     /// The image's record.
@@ -108,9 +118,7 @@ impl ImageReader {
         cache: &'c mut FrameCache,
     ) -> Result<Option<&'c [u8]>, ImageError> {
         if let Ok(Place::Keyed(at)) = entry.place() {
-            if at.page != page {
-                return Err(ImageError::damaged(format!("page {page} ({at})"), "it is another's"));
-            }
+            return self.keyed(at.source, &[(page, at.seal)], cache).map(Some);
         }
         self.stored_page(entry, cache).map_err(|error| name_page(page, error))
     }
@@ -129,8 +137,14 @@ impl ImageReader {
         Ok(&cache.pages)
     }
 
-    /// Pages that lie in a dirty store, in ascending order of their numbers: one
-    /// after the other.
+    /// Bounds how long what fails in a dirty store is tried again, for somebody
+    /// who comes back to it by himself.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// Pages that lie in a dirty store, with their seals, in ascending order of
+    /// their numbers: one after the other.
     ///
     /// # Errors
     /// Names the page that cannot be read back exactly, or the store that does
@@ -138,7 +152,7 @@ impl ImageReader {
     pub fn keyed<'c>(
         &self,
         source: u32,
-        pages: &[PageNumber],
+        pages: &[(PageNumber, u64)],
         cache: &'c mut FrameCache,
     ) -> Result<&'c [u8], ImageError> {
         cache.holds = None;
@@ -156,7 +170,7 @@ impl ImageReader {
             ImageError::damaged("the page table", problem)
         })?;
         // Without the lock: the store may be away.
-        let pages = Arc::new(KeyedPages::open(known, &self.store.id())?);
+        let pages = Arc::new(KeyedPages::open(known, &self.store.id(), self.patience)?);
         open().insert(source, pages.clone());
         Ok(pages)
     }
@@ -231,7 +245,8 @@ impl ImageReader {
         let at = match entry.place().map_err(unknown)? {
             Place::Zeros => return Ok(None),
             Place::Packed(at) => at,
-            Place::Keyed(at) => return self.keyed(at.source, &[at.page], cache).map(Some),
+            // Nodes and blobs never are; who asks for a page knows its number.
+            Place::Keyed(_) => return Err(unknown(entry)),
         };
         self.load(at.segment, at.frame, cache)?;
         let start = usize::from(at.index) * PAGE_BYTES;

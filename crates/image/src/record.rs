@@ -1,5 +1,6 @@
 //! The record: one JSON file whose arrival makes an image exist.
 
+use crate::entry::LAST_SOURCE;
 use crate::{Entry, FileDigest, ImageError, KeyedSource};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -298,6 +299,9 @@ impl Record {
         }
         let record: Self =
             serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        if record.keyed.keys().any(|source| *source >= LAST_SOURCE) {
+            return Err(damaged("it numbers its sources too high".to_owned()));
+        }
         if record.id != *id || record.store != store {
             let problem = format!("it is the record of {} in store {}", record.id, record.store);
             return Err(damaged(problem));

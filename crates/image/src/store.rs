@@ -256,8 +256,9 @@ impl Store {
             for object in needs(&other) {
                 doomed.remove(&object);
             }
+            // One server may be known by several URLs.
             for source in other.keyed.values() {
-                doomed_pages.remove(source);
+                doomed_pages.retain(|doomed| doomed.image != source.image);
             }
         }
         for source in &doomed_pages {

@@ -39,7 +39,7 @@ pub fn verify(
     // Which pages lie in which frame, to name the page that a damage hits.
     let entries = image.entries()?;
     let mut first_page: HashMap<(u64, u16), (u64, PageAddress)> = HashMap::new();
-    let mut keyed: BTreeMap<u32, Vec<PageNumber>> = BTreeMap::new();
+    let mut keyed: BTreeMap<u32, Vec<(PageNumber, u64)>> = BTreeMap::new();
     for (page, entry) in entries.iter().enumerate() {
         let damaged = |problem: &str| ImageError::damaged(format!("page {page}"), problem);
         match entry.place() {
@@ -52,10 +52,10 @@ pub fn verify(
                 let known = first_page.entry((at.segment, at.frame)).or_insert((page as u64, at));
                 known.1.index = known.1.index.max(at.index);
             }
-            Ok(Place::Keyed(at)) if at.page.0 != page as u64 => {
-                return Err(damaged("its entry leads to another page"));
+            Ok(Place::Keyed(at)) => {
+                let page = PageNumber(page as u64);
+                keyed.entry(at.source).or_default().push((page, at.seal));
             }
-            Ok(Place::Keyed(at)) => keyed.entry(at.source).or_default().push(at.page),
             Err(entry) => return Err(damaged(&format!("entry {:#x} is unknown", entry.0))),
         }
     }
@@ -97,7 +97,7 @@ pub fn verify(
 /// Reads pages from dirty stores; returns how many.
 fn read_keyed(
     image: &ImageReader,
-    keyed: &BTreeMap<u32, Vec<PageNumber>>,
+    keyed: &BTreeMap<u32, Vec<(PageNumber, u64)>>,
     cache: &mut FrameCache,
 ) -> Result<u64, ImageError> {
     let mut read = 0;

@@ -212,3 +212,64 @@ fn what_is_no_dirty_store_is_refused() {
     let server = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]).expect("redis");
     assert!(matches!(dirty(&server.url()), Err(ImageError::Unfit { .. })));
 }
+
+#[test]
+fn an_older_version_of_a_page_is_refused() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let folder = tempfile::tempdir().expect("tempdir");
+    let store = open(folder.path());
+    let mut writer = store.begin(options(), None).expect("begin");
+    writer.use_dirty_store(dirty(&server.url()).expect("dirty")).expect("dirty");
+    writer.put_holes(PageRange::new(0, 7));
+    writer.put_holes(PageRange::new(8, PAGES));
+    let key = format!("dewar:pages/{}/{}/00000000", store.id(), writer.id());
+    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
+    sink.put(PageNumber(7), &content(7, 1)).expect("put");
+    sink.flush().expect("flush");
+    server.ask(&["COPY", &key, "before"]).expect("copy");
+    sink.put(PageNumber(7), &content(7, 2)).expect("put");
+    sink.flush().expect("flush");
+    drop(sink);
+    let id = commit(writer, None).id;
+    verify(&store, &id, |_, _| {}).expect("verify");
+    // As a server does that lost its last seconds.
+    server.ask(&["COPY", "before", &key, "REPLACE"]).expect("copy");
+    let told = verify(&store, &id, |_, _| {}).expect_err("stale").to_string();
+    assert!(told.contains("page 7") && told.contains("another version"), "{told}");
+}
+
+#[test]
+fn one_server_by_two_names_loses_nothing() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let folder = tempfile::tempdir().expect("tempdir");
+    let store = open(folder.path());
+    let (one, two) = (server.url(), format!("redis://localhost:{}", server.port()));
+    let first = write_split(&store, &one).expect("write");
+    let parent = store.open_image(&first.id).expect("open");
+    let mut writer = store.begin(options(), Some(&parent)).expect("begin");
+    writer.use_dirty_store(dirty(&two).expect("dirty")).expect("dirty");
+    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
+    sink.put(PageNumber(7), &content(7, 3)).expect("put");
+    sink.flush().expect("flush");
+    drop(sink);
+    let second = commit(writer, None).id;
+    drop(parent);
+    // A writer by the one name, while a record has the other.
+    let mut writer = store.begin(options(), None).expect("begin");
+    writer.use_dirty_store(dirty(&one).expect("dirty")).expect("dirty");
+    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
+    sink.put(PageNumber(7), &content(7, 4)).expect("put");
+    sink.flush().expect("flush");
+    drop(sink);
+    delete(&store, &first.id);
+    assert_eq!(collect(&store, false, |_, _| {}).expect("gc").dirty_removed, 0);
+    verify(&store, &second, |_, _| {}).expect("verify");
+    writer.put_holes(PageRange::new(0, 7));
+    writer.put_holes(PageRange::new(8, PAGES));
+    let third = commit(writer, None).id;
+    verify(&store, &third, |_, _| {}).expect("verify");
+    for id in [second, third] {
+        delete(&store, &id);
+    }
+    assert_eq!(keys(&server), 0);
+}

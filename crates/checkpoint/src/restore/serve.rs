@@ -14,7 +14,7 @@ use super::hot_pages;
 use crate::CheckpointError;
 use crate::frames::{grouped, read_with};
 use crate::work::{Pieces, cores, run_idle};
-use dewar_image::{Entry, FrameCache, ImageReader};
+use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::BTreeSet;
@@ -204,7 +204,10 @@ impl<'a> PageServer<'a> {
         let around = PageRange::new(start, (page.0 + AROUND).min(self.entries.len() as u64));
         let is_with =
             |page: &PageNumber| read_with(&self.entries, *page).is_ok_and(|it| it == with);
-        let pages: Vec<PageNumber> = around.pages().filter(is_with).collect();
+        let missing = self.lock();
+        let wanted = |page: &PageNumber| missing.contains(*page) && is_with(page);
+        let pages: Vec<PageNumber> = around.pages().filter(wanted).collect();
+        drop(missing);
         self.fill(pages.into_iter(), cache)
     }
 
@@ -299,7 +302,20 @@ impl<'a> PageServer<'a> {
         cache: &mut FrameCache,
     ) -> Result<(), CheckpointError> {
         for group in grouped(&self.entries, pages)? {
-            let frame = group.read(self.image, cache)?;
+            let frame = match group.read(self.image, cache) {
+                Ok(frame) => frame,
+                // Each page there is by itself: a damaged one keeps no other away.
+                Err(ImageError::Damaged { .. })
+                    if group.source().is_some() && group.pages.len() > 1 =>
+                {
+                    let alone =
+                        |(page, _): &(PageNumber, usize)| self.fill(std::iter::once(*page), cache);
+                    let results: Vec<_> = group.pages.iter().map(alone).collect();
+                    results.into_iter().collect::<Result<(), _>>()?;
+                    continue;
+                }
+                Err(why) => return Err(why.into()),
+            };
             for run in group.runs() {
                 let bytes = run.gather(frame)?;
                 // Looked at, filled and noted in one step: a page that arrived

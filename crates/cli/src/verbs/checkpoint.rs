@@ -195,13 +195,10 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
         counts.hole,
     );
     if counts.keyed > 0 {
-        let stores: Vec<&str> = record.keyed.values().map(|it| it.store.as_str()).collect();
+        let own = record.keyed.values().find(|source| source.image == record.id);
+        let store = own.map_or("the dirty store", |source| source.store.as_str());
         let sent = summary.captured.dirty_store;
-        text.push_str(&format!(
-            "\n{} of them in {}, of {sent} sent there",
-            counts.keyed,
-            stores.join(", ")
-        ));
+        text.push_str(&format!("\n{} of them in {store}, of {sent} sent there", counts.keyed));
     }
     if let Some(parent) = &record.parent {
         let how =

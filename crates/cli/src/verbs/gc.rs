@@ -15,18 +15,23 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     })?;
     drop(progress);
     let would = if args.dry_run { "would be " } else { "" };
+    let mut text = format!(
+        "{} {would}freed: {} segments {would}removed, {} {would}compacted",
+        ByteSize(collected.bytes_freed),
+        collected.segments_removed,
+        collected.segments_compacted
+    );
+    if collected.dirty_removed > 0 {
+        let images = collected.dirty_removed;
+        text.push_str(&format!("; pages of {images} images in dirty stores {would}removed"));
+    }
     context.print(
         json!({
             "dry_run": args.dry_run, "segments_removed": collected.segments_removed,
             "segments_compacted": collected.segments_compacted,
             "bytes_freed": collected.bytes_freed, "dirty_removed": collected.dirty_removed,
         }),
-        &format!(
-            "{} {would}freed: {} segments {would}removed, {} {would}compacted",
-            ByteSize(collected.bytes_freed),
-            collected.segments_removed,
-            collected.segments_compacted
-        ),
+        &text,
     );
     Ok(())
 }

@@ -17,6 +17,7 @@ impl<'s> ImageWriter<'s> {
         pages.begin(self.options.pages)?;
         let known = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
         let last = known.and_then(|known| known.last_key_value()).map(|(source, _)| *source);
+        // Records with higher numbers are refused.
         self.keyed = Some((pages, last.map_or(0, |last| last + 1)));
         Ok(())
     }
