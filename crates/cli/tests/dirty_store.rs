@@ -20,12 +20,6 @@ fn keys(server: &RedisServer) -> usize {
     keys.lines().filter(|key| !key.is_empty()).count()
 }
 
-fn wait_for_memory(lab: &Lab) {
-    wait_until("all memory", Duration::from_secs(60), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] != false
-    });
-}
-
 #[test]
 fn every_page_is_as_it_was() {
     let lab = common::lab();
@@ -69,14 +63,14 @@ fn a_guest_lives_in_two_stores() {
         guest.console.ask("verify").expect("consistent");
     }
     // The dirty store dies while pages arrive: the guest waits for them alone.
-    wait_for_memory(&lab);
+    lab.wait_for_memory("g");
     lab.crash("g");
     lab.restore(&mut guest, &["two"]).expect("restore");
     server.kill().expect("kill");
     std::thread::sleep(Duration::from_millis(500));
     server.start_again().expect("start");
     guest.console.ask("verify").expect("consistent");
-    wait_for_memory(&lab);
+    lab.wait_for_memory("g");
     // Without it nothing is started, and it is named.
     lab.crash("g");
     server.kill().expect("kill");
@@ -87,7 +81,7 @@ fn a_guest_lives_in_two_stores() {
     server.start_again().expect("start");
     lab.restore(&mut guest, &["two"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
-    wait_for_memory(&lab);
+    lab.wait_for_memory("g");
     lab.dewar(&["rm", "g", "--force"]).done();
     for id in &ids[1..] {
         lab.dewar(&["delete", id]).done();

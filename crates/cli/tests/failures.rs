@@ -108,9 +108,7 @@ fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
     kill(restoring, Signal::CONT);
     restore.wait().expect("restore");
     lab.dewar(&["restore", "g"]).done();
-    wait_until("all memory", Duration::from_secs(30), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
-    });
+    lab.wait_for_memory("g");
     lab.dewar(&["delete", "t"]).done();
 }
 
@@ -194,9 +192,7 @@ fn a_lazy_restore_never_replaces_a_damaged_page() {
     });
     // The store is mended: the waiting pages arrive.
     std::fs::write(largest, good).expect("write");
-    dewar_testkit::wait_until("all memory", std::time::Duration::from_secs(20), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
-    });
+    lab.wait_for_memory("g");
     guest.console.ask("count").expect("the guest goes on");
 }
 

@@ -4,10 +4,9 @@
 mod common;
 
 use common::assert_exact;
-use dewar_testkit::{GuestSpec, Lab, wait_until};
+use dewar_testkit::{GuestSpec, Lab};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 /// For a guest of 256 MiB, another beside it, and some to spare.
@@ -85,9 +84,7 @@ fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
         lab.restore(&mut guest, &[&["g", "--ram-dir", huge.path()], how].concat())
             .expect("restore");
         guest.console.ask("verify").expect("consistent");
-        wait_until("all memory", Duration::from_secs(60), || {
-            lab.ps("g").expect("listed")["lazy_restore"]["complete"] != false
-        });
+        lab.wait_for_memory("g");
         guest.console.ask("verify").expect("consistent");
         assert_eq!(is_in(&huge.mount), 1);
     }
@@ -96,9 +93,7 @@ fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
-    wait_until("all memory", Duration::from_secs(60), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] != false
-    });
+    lab.wait_for_memory("g");
     lab.dewar(&["checkpoint", "g", "--tag", "plain"]).done();
     lab.crash("g");
     lab.restore(&mut guest, &["plain", "--ram-dir", huge.path()]).expect("restore");

@@ -121,9 +121,7 @@ fn lost_tracking_is_noticed() {
     // Another process, restored: compared with the image that it came from.
     lab.crash("g");
     lab.restore(&mut guest, &[&id(&told)]).expect("restore");
-    dewar_testkit::wait_until("all memory", std::time::Duration::from_secs(30), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
-    });
+    lab.wait_for_memory("g");
     let told = assert_exact(&lab, &mut guest, "restored");
     assert!(number(&told["pages"]["unchanged"]) > 16_000, "{told}");
 }

@@ -355,9 +355,7 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
             assert_eq!(again["resumed"], true);
         }
         guest.console.ask("verify").expect("every page is its own");
-        wait_until("all memory", Duration::from_secs(30), || {
-            lab.ps("lazy").expect("listed")["lazy_restore"]["complete"] == true
-        });
+        lab.wait_for_memory("lazy");
         guest.console.ask("verify").expect("consistent");
     }
     lab.dewar(&["checkpoint", "lazy"]).done();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::HeldCheckpoint;
-use dewar_testkit::{GuestSpec, Lab, RedisCluster, RedisServer, TestGuest, wait_until};
+use dewar_testkit::{Certificates, Console, GuestSpec, Lab, RedisCluster, RedisServer, TestGuest};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -46,9 +46,7 @@ fn a_guest_lives_in_redis() {
     std::thread::sleep(Duration::from_millis(500));
     server.start_again().expect("start");
     guest.console.ask("verify").expect("consistent");
-    wait_until("all memory", Duration::from_secs(60), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
-    });
+    lab.wait_for_memory("g");
     // A restore that cannot read its disks leaves those of the dead guest.
     let bases = || -> Vec<(std::path::PathBuf, Vec<u8>)> {
         let mut files = common::files(&lab.root().join("guests/g"));
@@ -67,9 +65,7 @@ fn a_guest_lives_in_redis() {
     // What it stands on is here already.
     lab.restore(&mut guest, &["two", "--store", &url]).expect("restore");
     guest.console.ask("verify").expect("consistent");
-    wait_until("all memory", Duration::from_secs(60), || {
-        lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true
-    });
+    lab.wait_for_memory("g");
     lab.dewar(&["delete", "three", "--store", &url]).done();
     // Its disks are its own: the checkpoint may go.
     lab.dewar(&["delete", "two", "--store", &url]).done();
@@ -193,4 +189,34 @@ fn killed_with_a_remote_store_nothing_stays() {
     let after = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
     assert_eq!(segments.lines().count(), after.lines().count());
     assert!(!lab.root().join("guests/g/scratch").exists());
+}
+
+#[test]
+fn a_connection_is_encrypted_and_its_server_known() {
+    let lab = common::lab();
+    let certificates = Certificates::make().expect("certificates");
+    let (_server, url) = RedisServer::start_tls(&certificates).expect("redis");
+    let mut guest = guest(&lab);
+    let dewar = |arguments: &[&str], authority: Option<&std::path::Path>| {
+        let mut command = lab.command(arguments);
+        if let Some(authority) = authority {
+            command.env("DEWAR_REDIS_CA_FILE", authority);
+        }
+        command.output().expect("dewar starts")
+    };
+    let line = ["checkpoint", "g", "--store", &url];
+    let (ours, others) = (certificates.authority(), Certificates::make().expect("certificates"));
+    for unknown in [None, Some(others.authority())] {
+        let told = dewar(&line, unknown.as_deref());
+        let said = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert_eq!(told.status.code(), Some(1), "{said}");
+        assert!(said.contains("certificate") && said.contains("was not touched"), "{said}");
+    }
+    assert!(dewar(&line, Some(&ours)).status.success());
+    assert!(dewar(&["verify", "g", "--store", &url], Some(&ours)).status.success());
+    lab.crash("g");
+    let restored = dewar(&["restore", "g", "--eager", "--store", &url], Some(&ours));
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
 }

@@ -35,8 +35,16 @@ impl Console {
     /// # Errors
     /// Where it does not within the time.
     pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
+        self.wait_for("dewar-guest ready", within)
+    }
+
+    /// Waits until the guest prints a line with these words.
+    ///
+    /// # Errors
+    /// Where it does not within the time.
+    pub fn wait_for(&mut self, words: &str, within: Duration) -> Result<()> {
         let deadline = Instant::now() + patience(within);
-        while !self.line(deadline)?.contains("dewar-guest ready") {}
+        while !self.line(deadline)?.contains(words) {}
         Ok(())
     }
 

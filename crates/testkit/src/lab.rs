@@ -1,7 +1,7 @@
 use crate::console::Console;
 use crate::guest::GuestSpec;
 use crate::heartbeat::Heartbeat;
-use crate::process::{is_alive, kill, wait_while_alive};
+use crate::process::{is_alive, kill, wait_until, wait_while_alive};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -174,6 +174,16 @@ impl Lab {
     pub fn ps(&self, name: &str) -> Option<Value> {
         let listed = self.dewar(&["ps"]).json();
         listed["guests"].as_array()?.iter().find(|guest| guest["name"] == name).cloned()
+    }
+
+    /// Waits until all memory of a restored guest has arrived.
+    ///
+    /// # Panics
+    /// Where it does not within a minute.
+    pub fn wait_for_memory(&self, name: &str) {
+        wait_until("all memory", Duration::from_secs(60), || {
+            self.ps(name).is_some_and(|it| it["lazy_restore"]["complete"] != false)
+        });
     }
 
     /// Ends a guest's process as a crash would.

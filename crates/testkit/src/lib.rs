@@ -10,10 +10,12 @@ mod heartbeat;
 mod lab;
 mod process;
 mod redis;
+mod slow_disk;
 
 pub use console::Console;
 pub use guest::{DiskSpec, GuestSpec, guest_files, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};
 pub use process::{is_alive, kill, signal_stop, wait_until, wait_while_alive};
-pub use redis::{RedisCluster, RedisServer, SlowWay};
+pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay};
+pub use slow_disk::SlowDisk;

@@ -2,6 +2,7 @@
 
 use crate::process::wait_until;
 use anyhow::{Context, Result, ensure};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -38,6 +39,30 @@ impl RedisServer {
         let server = Self { _folder: folder, port, arguments: all, process };
         server.wait_ready();
         Ok(server)
+    }
+
+    /// Starts one that also speaks TLS; returns the store in it,
+    /// too.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn start_tls(certificates: &Certificates) -> Result<(Self, String)> {
+        let port = free_port()?;
+        let files = certificates.folder.path();
+        let file = |name: &str| files.join(name).display().to_string();
+        let server = Self::start(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &file("server.pem"),
+            "--tls-key-file",
+            &file("server.key"),
+            "--tls-ca-cert-file",
+            &file("authority.pem"),
+            "--tls-auth-clients",
+            "no",
+        ])?;
+        Ok((server, format!("rediss://127.0.0.1:{port}")))
     }
 
     /// Its port.
@@ -96,6 +121,39 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         let _ = self.kill();
+    }
+}
+
+/// A certificate for a server on loopback, and the authority that signed it.
+#[derive(Debug)]
+pub struct Certificates {
+    folder: tempfile::TempDir,
+}
+
+impl Certificates {
+    /// Makes fresh ones.
+    ///
+    /// # Errors
+    /// Where they cannot be written.
+    pub fn make() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("dwc").tempdir_in("/tmp")?;
+        let authority_key = KeyPair::generate()?;
+        let mut authority = CertificateParams::new(Vec::new())?;
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = authority.self_signed(&authority_key)?;
+        let key = KeyPair::generate()?;
+        let names = vec!["127.0.0.1".to_owned()];
+        let server = CertificateParams::new(names)?.signed_by(&key, &authority, &authority_key)?;
+        let put = |name: &str, text: String| std::fs::write(folder.path().join(name), text);
+        put("authority.pem", authority.pem())?;
+        put("server.pem", server.pem())?;
+        put("server.key", key.serialize_pem())?;
+        Ok(Self { folder })
+    }
+
+    /// The authority's certificate (PEM).
+    pub fn authority(&self) -> std::path::PathBuf {
+        self.folder.path().join("authority.pem")
     }
 }
 
