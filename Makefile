@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest lint test-kvm bench-checkpoint bench-store fuzz install clean
+.PHONY: help demo test setup guest lint test-kvm bench-checkpoint bench-store bench-tlc fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
+	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
 	@echo "make install           put dewar, its man pages and completions into /usr/local"
 
 setup:
@@ -40,6 +41,15 @@ bench-checkpoint: guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench target/release/dewar $(BENCH_OUT)/checkpoint.json $(BENCH_ARGS)
+
+# The order of HPC Challenge's matrix.
+HPCC_N ?= 5000
+
+bench-tlc: guest
+	@scripts/build-hpcc.sh $(HPCC_N)
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@DEWAR_TEST_GUEST=.cache/hpcc target/release/dewar-bench-tlc target/release/dewar $(BENCH_OUT)/tlc.json $(BENCH_ARGS)
 
 bench-store: guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
