@@ -52,7 +52,7 @@ pub enum Verb {
     /// Read every byte of a checkpoint and check it.
     Verify(ReferenceArgs),
     /// Remove a checkpoint.
-    Delete(ReferenceArgs),
+    Delete(DeleteArgs),
     /// Free what no checkpoint needs.
     Gc(GcArgs),
     /// Tell which pages differ between two checkpoints.
@@ -282,6 +282,15 @@ pub struct ReferenceArgs {
     pub reference: String,
     #[command(flatten)]
     pub store: StoreArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    #[command(flatten)]
+    pub which: ReferenceArgs,
+    /// Leave its pages in dirty stores where they are: for one that will never answer again.
+    #[arg(long)]
+    pub only_here: bool,
 }
 
 #[derive(Debug, Args)]

@@ -87,6 +87,17 @@ fn a_guest_lives_in_two_stores() {
         lab.dewar(&["delete", id]).done();
     }
     assert_eq!(keys(&server), 0);
+    // One whose dirty store is gone for good can be got rid of.
+    let mut guest = lab.run("h", &GuestSpec::default()).expect("guest");
+    guest.console.ask("fill 100 noise").expect("fill");
+    guest.console.ask("words 20000").expect("load");
+    let line = [&["checkpoint", "h", "--buffer", "1M", "--tag", "lost"], &split[..]].concat();
+    lab.dewar(&line).done();
+    server.kill().expect("kill");
+    lab.dewar(&["delete", "lost"]).failed(1, &[&server.url(), "--only-here"]);
+    lab.dewar(&["gc"]).failed(1, &[&server.url(), "freed"]);
+    lab.dewar(&["delete", "lost", "--only-here"]).done();
+    lab.dewar(&["gc"]).done();
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const FOLDER: &str = "segments";
 
 /// What a collection freed, or would free.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Segments that no image needs any more.
     pub segments_removed: u64,
@@ -36,6 +36,8 @@ pub struct Collected {
     pub segments_compacted: u64,
     /// Images that are gone and had pages in a dirty store.
     pub dirty_removed: u64,
+    /// Why a dirty store was left as it is.
+    pub dirty_problem: Option<String>,
     /// Bytes that segments gave back.
     pub bytes_freed: u64,
 }
@@ -84,7 +86,11 @@ pub fn collect(
     if !dry_run {
         store.backend().settle(FOLDER)?;
     }
-    collected.dirty_removed = collect_dirty(store, &leased, &needed.sources, dry_run)?;
+    // What was freed before is told in any case.
+    match collect_dirty(store, &leased, &needed.sources, dry_run) {
+        Ok(removed) => collected.dirty_removed = removed,
+        Err(why) => collected.dirty_problem = Some(why.to_string()),
+    }
     Ok(collected)
 }
 

@@ -240,6 +240,20 @@ impl Store {
     /// cannot be written, or a dirty store that it alone has pages in does not
     /// answer; then it is still there.
     pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
+        self.delete_all(id, false)
+    }
+
+    /// The same, but pages in dirty stores stay where they are, for a store that
+    /// is gone for good. [`crate::collect`] frees them while another image names
+    /// that store.
+    ///
+    /// # Errors
+    /// As [`Store::delete`], but for dirty stores.
+    pub fn delete_here(&self, id: &ImageId) -> Result<(), ImageError> {
+        self.delete_all(id, true)
+    }
+
+    fn delete_all(&self, id: &ImageId, only_here: bool) -> Result<(), ImageError> {
         let _one_at_a_time = self.hold_deletions()?;
         let _hold = self.hold_record(id, Hold::Alone)?;
         let record = self.record(id)?;
@@ -249,7 +263,10 @@ impl Store {
             segments.map(|number| segment_name(*number)).chain(disks).collect()
         };
         let mut doomed = needs(&record);
-        let mut doomed_pages: BTreeSet<&KeyedSource> = record.keyed.values().collect();
+        let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {
+            true => BTreeSet::new(),
+            false => record.keyed.values().collect(),
+        };
         for other in self.ids()?.iter().filter(|other| *other != id) {
             // Of a record that cannot be read it is not known what it needs.
             let other = self.record(other)?;

@@ -171,7 +171,8 @@ fn a_dirty_store_that_is_away_is_named() {
     named(read_back(&store, &image.id));
     named(verify(&store, &image.id, |_, _| {}).map(drop));
     named(store.delete(&image.id));
-    named(collect(&store, false, |_, _| {}).map(drop));
+    let told = collect(&store, false, |_, _| {}).expect("gc").dirty_problem.expect("a problem");
+    assert!(told.contains(&server.url()), "{told}");
     assert_eq!(store.ids().expect("ids"), std::slice::from_ref(&image.id));
     // The writer's death does not keep others from writing.
     drop(writer);

@@ -1,15 +1,16 @@
-use crate::args::ReferenceArgs;
+use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::server::ServerState;
-use dewar_image::Location;
+use dewar_image::{ImageError, Location};
 use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
 
-pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
-    let store = context.store(args.store.store.as_deref())?;
-    let id = store.find(&args.reference)?;
+pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
+    let DeleteArgs { which: ReferenceArgs { reference, store }, only_here } = args;
+    let store = context.store(store.store.as_deref())?;
+    let id = store.find(&reference)?;
     let here = identity(&store.url());
     for name in context.registry.names() {
         let folder = context.registry.guest(&name)?;
@@ -27,7 +28,12 @@ pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
                 .advice(format!("'dewar rm {name}' first")));
         }
     }
-    store.delete(&id)?;
+    let deleted = if only_here { store.delete_here(&id) } else { store.delete(&id) };
+    deleted.map_err(|error| match error {
+        ImageError::Store { .. } if !only_here => Failure::from(error)
+            .advice("--only-here leaves pages where a dirty store does not answer"),
+        error => Failure::from(error),
+    })?;
     context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
     Ok(())
 }

@@ -1,6 +1,6 @@
 use crate::args::GcArgs;
 use crate::context::Context;
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::progress::Progress;
 use dewar_checkpoint::Observer;
 use dewar_units::ByteSize;
@@ -24,6 +24,11 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     if collected.dirty_removed > 0 {
         let images = collected.dirty_removed;
         text.push_str(&format!("; pages of {images} images in dirty stores {would}removed"));
+    }
+    if let Some(why) = collected.dirty_problem {
+        return Err(Failure::new(Code::Failed, why)
+            .state(text)
+            .advice("'dewar delete --only-here' takes checkpoints whose dirty store is gone"));
     }
     context.print(
         json!({
