@@ -131,6 +131,7 @@ fn kinds(record: &Record) -> String {
         ("zeros", counts.zero, "zero"),
         ("compressed", counts.compressed, "bulk"),
         ("stored as they are", counts.raw, "disks"),
+        ("in the dirty store", counts.keyed, "epochs"),
         ("as before", counts.inherited, "behind"),
     ];
     let all: Vec<Part> = kinds

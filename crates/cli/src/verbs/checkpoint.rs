@@ -14,6 +14,7 @@ use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, DirtyStore, Location, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
@@ -140,6 +141,7 @@ fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
 
 pub fn to_json(record: &Record, store: &Store) -> Value {
     let counts = record.memory.counts;
+    let dirty_stores: BTreeSet<&str> = record.keyed.values().map(|it| it.store.as_str()).collect();
     json!({
         "checkpoint": record.id,
         "guest": record.guest,
@@ -165,6 +167,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
         "stages": record.summary.stages,
         "tag": record.tag,
         "store": store.url(),
+        "dirty_stores": dirty_stores,
         "created_ms": record.created_ms,
         "disks": record.disks.len(),
     })

@@ -11,15 +11,19 @@ pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
     let progress = Progress::new("verifying");
     let read = dewar_image::verify(&store, &id, |done, of| progress.progress(done, of))?;
     drop(progress);
+    let mut text = format!(
+        "{id} is whole: {} pages in {} frames and {} segments, {} disks",
+        read.pages, read.frames, read.segments, read.disks
+    );
+    if read.keyed > 0 {
+        text.push_str(&format!(", {} pages in dirty stores", read.keyed));
+    }
     context.print(
         json!({
             "checkpoint": id, "whole": true, "pages": read.pages, "frames": read.frames,
-            "segments": read.segments, "disks": read.disks,
+            "segments": read.segments, "keyed": read.keyed, "disks": read.disks,
         }),
-        &format!(
-            "{id} is whole: {} pages in {} frames and {} segments, {} disks",
-            read.pages, read.frames, read.segments, read.disks
-        ),
+        &text,
     );
     Ok(())
 }
