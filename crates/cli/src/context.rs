@@ -1,6 +1,8 @@
 //! What every verb starts from.
 
 use crate::failure::{Code, Failure};
+use crate::server::ServerState;
+use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
     GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
 };
@@ -53,11 +55,22 @@ impl Context {
 
     /// Takes hold of a guest; what a dead command left with it is finished.
     pub fn hold(&self, name: &str) -> Result<Held, Failure> {
+        self.hold_after(name, |_, _| Ok(()))
+    }
+
+    /// The same, after `first` did something for a guest whose QEMU may not be
+    /// able to answer until then.
+    pub fn hold_after(
+        &self,
+        name: &str,
+        first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
+    ) -> Result<Held, Failure> {
         let folder = self.registry.guest(name)?;
         folder.record()?;
         let lock = folder.lock()?;
         // Read again: who held the lock may have changed it.
-        let record = folder.record()?;
+        let mut record = folder.record()?;
+        first(&folder, &mut record)?;
         settle(&folder, &record)?;
         let record = start_if_pending(&folder, record)?;
         Ok(Held { folder, record, lock })
@@ -83,10 +96,11 @@ fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     Ok(recover(|| Qmp::connect(&record.qmp), folder, &record.process)?)
 }
 
-/// Lets a guest run whose `restore` died just before it would have.
+/// Lets a guest run whose `restore` died just before it would have. Not one whose
+/// memory nobody serves: its QEMU may wait for a page of it, and answer nobody.
 fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<GuestRecord, Failure> {
     let pending = record.start_pending && record.phase == Phase::Running;
-    if !pending || !record.process.is_alive() {
+    if !pending || !record.process.is_alive() || lacks_server(folder, &record) {
         return Ok(record);
     }
     let result = Qmp::connect(&record.qmp).and_then(|mut qmp| start(&mut qmp));
@@ -94,6 +108,14 @@ fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<Gue
     record.start_pending = false;
     folder.set_record(&record)?;
     Ok(record)
+}
+
+/// Whether a guest's memory has not all arrived and nobody brings it.
+pub fn lacks_server(folder: &GuestFolder, record: &GuestRecord) -> bool {
+    record.process.is_alive()
+        && record.phase == Phase::Running
+        && !ServerState::of(folder, record).complete
+        && !server_alive(record)
 }
 
 /// Connects to a guest's QEMU.

@@ -6,12 +6,11 @@
 //! is replaced by the next `restore`.
 
 use crate::args::RestoreArgs;
-use crate::context::{Context, Held, make_way};
+use crate::context::{Context, lacks_server, make_way};
 use crate::failure::{Code, Failure};
 use crate::progress::Progress;
-use crate::server::{self, ServerState};
+use crate::server;
 use crate::verbs::doctor::require_tracking;
-use crate::verbs::ps::server_alive;
 use crate::verbs::run::ram_files;
 use crate::verbs::stop::end;
 use dewar_checkpoint::restore::{fill_files, hot_pages};
@@ -241,21 +240,21 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
         }
         guest
     };
-    let Held { folder, mut record, lock: _lock } = context.hold(&name)?;
-    let waits = record.process.is_alive()
-        && record.phase == Phase::Running
-        && !ServerState::of(&folder, &record).complete
-        && !server_alive(&record);
-    if !waits {
-        return Ok(None);
-    }
-    let origin = record.origin.as_ref().ok_or_else(|| {
-        Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
+    let mut resumed = false;
+    context.hold_after(&name, |folder, record| {
+        if !lacks_server(folder, record) {
+            return Ok(());
+        }
+        let origin = record.origin.as_ref().ok_or_else(|| {
+            Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
+        })?;
+        let server = server::prepare(context, folder, &origin.store, &origin.image)?;
+        record.server = Some(server.attach()?);
+        folder.set_record(record)?;
+        resumed = true;
+        Ok(())
     })?;
-    let server = server::prepare(context, &folder, &origin.store, &origin.image)?;
-    record.server = Some(server.attach()?);
-    folder.set_record(&record)?;
-    Ok(Some(name))
+    Ok(resumed.then_some(name))
 }
 
 /// Ends a QEMU whose restore was cut short before it ran.
