@@ -1,8 +1,10 @@
 //! What benchmarks share.
 
+mod qemu;
 mod sample;
 mod warm;
 
+pub use qemu::{connect_soon, start_qemu, wait_for_migration};
 pub use sample::file as sample_file;
 pub use warm::touch_free_memory;
 

@@ -2,8 +2,9 @@
 
 use crate::Plan;
 use crate::table::Figures;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use dewar_guest_qemu::Qmp;
+use dewar_testkit::bench::{connect_soon, start_qemu, wait_for_migration};
 use dewar_testkit::{Console, GuestSpec, Heartbeat, Lab, TestGuest, kill, wait_while_alive};
 use rustix::fs::{Advice, fadvise};
 use rustix::process::Signal;
@@ -11,12 +12,11 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 const SECTION_WITHIN: Duration = Duration::from_secs(1200);
 const SAVED_WITHIN: Duration = Duration::from_secs(600);
-const POLL: Duration = Duration::from_millis(1);
 
 /// A guest, and a way to save it.
 pub trait Method {
@@ -150,14 +150,14 @@ impl Qemu {
         let mut line = spec(plan).command(&folder)?;
         let socket = folder.join("qmp");
         line.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", socket.display())]);
-        let (child, mut console) = start(&line, &folder)?;
+        let (child, mut console) = start_qemu(&line, &folder)?;
         console.wait_ready(Duration::from_secs(120))?;
         let guest = TestGuest { name: "hpcc".to_owned(), folder, console };
         Ok(Self { line, guest, child, file: disk.join("saved") })
     }
 
     fn qmp(&self) -> Result<Qmp> {
-        Ok(Qmp::connect(&self.guest.folder.join("qmp"))?)
+        connect_soon(&self.guest.folder.join("qmp"))
     }
 }
 
@@ -175,7 +175,7 @@ impl Method for Qemu {
             let out = File::create(&self.file)?;
             qmp.execute_with_fd("getfd", json!({"fdname": "save"}), out.as_fd())?;
             qmp.execute("migrate", json!({"uri": "fd:save"}))?;
-            wait(&mut qmp)?;
+            wait_for_migration(&mut qmp, SAVED_WITHIN)?;
             // Stopped until it is safe, as the paper's hypervisor does it.
             File::open(&self.file)?.sync_all()?;
             qmp.execute("cont", json!({}))?;
@@ -192,17 +192,11 @@ impl Method for Qemu {
         let mut line = self.line.clone();
         line.extend(["-incoming".to_owned(), format!("exec:cat {}", self.file.display())]);
         let _ = std::fs::remove_file(self.guest.folder.join("qmp"));
-        let (child, console) = start(&line, &self.guest.folder)?;
+        let (child, console) = start_qemu(&line, &self.guest.folder)?;
         self.child = child;
         self.guest.console = console;
-        let mut qmp = loop {
-            match self.qmp() {
-                Ok(qmp) => break qmp,
-                Err(why) if from.elapsed() > Duration::from_secs(20) => return Err(why),
-                Err(_) => std::thread::sleep(POLL),
-            }
-        };
-        wait(&mut qmp)?;
+        let mut qmp = self.qmp()?;
+        wait_for_migration(&mut qmp, SAVED_WITHIN)?;
         // It was stopped when it was saved.
         qmp.execute("cont", json!({}))?;
         Ok(Figures {
@@ -219,30 +213,5 @@ impl Drop for Qemu {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-fn start(line: &[String], folder: &Path) -> Result<(Child, Console)> {
-    let _ = std::fs::remove_file(folder.join("console"));
-    let child = Command::new(&line[0])
-        .args(&line[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok((child, Console::connect(&folder.join("console"))?))
-}
-
-/// Waits for the end of a migration.
-fn wait(qmp: &mut Qmp) -> Result<()> {
-    let from = Instant::now();
-    loop {
-        let told = qmp.execute("query-migrate", json!({}))?;
-        match told["status"].as_str() {
-            Some("completed") => return Ok(()),
-            Some("failed" | "cancelled") => bail!("QEMU's migration failed: {told}"),
-            _ if from.elapsed() > SAVED_WITHIN => bail!("QEMU's migration does not end: {told}"),
-            _ => std::thread::sleep(POLL),
-        }
     }
 }

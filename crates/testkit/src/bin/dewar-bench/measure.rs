@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result};
 use dewar_guest_qemu::Qmp;
+use dewar_testkit::bench::{connect_soon, start_qemu};
 use dewar_testkit::{Console, GuestSpec, Heartbeat, Lab, TestGuest, kill, wait_while_alive};
 use rustix::process::Signal;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// The window without a checkpoint that a pause is compared with.
@@ -53,7 +54,7 @@ impl Subject {
             "-qmp".to_owned(),
             format!("unix:{}/qmp,server=on,wait=off", folder.display()),
         ]);
-        let (child, console) = start(&line, &folder)?;
+        let (child, console) = start_qemu(&line, &folder)?;
         Self::booted(line, folder, child, console)
     }
 
@@ -177,7 +178,7 @@ impl Subject {
         let mut line = self.line.clone();
         line.extend(["-incoming".to_owned(), uri.to_owned()]);
         let _ = std::fs::remove_file(self.guest.folder.join("qmp"));
-        let (child, console) = start(&line, &self.guest.folder)?;
+        let (child, console) = start_qemu(&line, &self.guest.folder)?;
         self.pid = child.id() as i32;
         self.child = Some(child);
         self.guest.console = console;
@@ -193,30 +194,6 @@ impl Drop for Subject {
             let _ = child.wait();
         }
     }
-}
-
-/// Connects to a QEMU that was just started.
-fn connect_soon(socket: &std::path::Path) -> Result<Qmp> {
-    let began = Instant::now();
-    loop {
-        match Qmp::connect(socket) {
-            Err(_) if began.elapsed() < Duration::from_secs(5) => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            other => return Ok(other?),
-        }
-    }
-}
-
-fn start(line: &[String], folder: &std::path::Path) -> Result<(Child, Console)> {
-    let _ = std::fs::remove_file(folder.join("console"));
-    let child = Command::new(&line[0])
-        .args(&line[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok((child, Console::connect(&folder.join("console"))?))
 }
 
 /// Seconds of CPU that fields of `/proc/PID/stat` tell.

@@ -1,14 +1,17 @@
 //! The ways to a file that are compared.
 
 use crate::measure::{Figures, Subject};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::Lab;
+use dewar_testkit::bench::wait_for_migration;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+const SAVED_WITHIN: Duration = Duration::from_secs(180);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
@@ -102,7 +105,7 @@ fn qemu(method: Method, lab: &Lab, subject: &mut Subject) -> Result<Figures> {
         let (first, full) = subject.time_restore(Subject::end_by_hand, |subject| {
             subject.start_incoming(&uri)?;
             let qmp = subject.qmp.as_mut().context("QMP")?;
-            wait(qmp)?;
+            wait_for_migration(qmp, SAVED_WITHIN)?;
             // The command line has no -S: it starts by itself unless it was
             // stopped when it was saved.
             drop(qmp.execute("cont", json!({})));
@@ -137,7 +140,8 @@ fn save(method: Method, qmp: &mut Qmp, file: &PathBuf) -> Result<f64> {
         qmp.execute_with_fd("getfd", json!({"fdname": "bench"}), out.as_fd())?;
     }
     let began = ask(qmp, "migrate", json!({"uri": uri}));
-    let waited = began.map_err(anyhow::Error::from).and_then(|_| wait(qmp));
+    let waited =
+        began.map_err(anyhow::Error::from).and_then(|_| wait_for_migration(qmp, SAVED_WITHIN));
     // A snapshot taken in the background lets the guest run by itself.
     let running = ask(qmp, "query-status", json!({}))?["running"] == true;
     if !running {
@@ -157,25 +161,4 @@ fn set(qmp: &mut Qmp, capabilities: &[&str], state: bool) -> Result<()> {
         capabilities.iter().map(|name| json!({"capability": name, "state": state})).collect();
     qmp.execute("migrate-set-capabilities", json!({"capabilities": list}))?;
     Ok(())
-}
-
-fn wait(qmp: &mut Qmp) -> Result<()> {
-    const WITHIN: Duration = Duration::from_secs(180);
-    let deadline = Instant::now() + WITHIN;
-    loop {
-        let told = qmp.execute("query-migrate", json!({}))?;
-        match told["status"].as_str() {
-            Some("completed") => return Ok(()),
-            Some("failed" | "cancelled") => bail!("QEMU's migration failed: {told}"),
-            _ if Instant::now() > deadline => {
-                // The next method begins with a QEMU that does nothing.
-                qmp.execute("migrate_cancel", json!({}))?;
-                while qmp.execute("query-migrate", json!({}))?["status"] != "cancelled" {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                bail!("QEMU's migration does not end within {WITHIN:?}");
-            }
-            _ => std::thread::sleep(Duration::from_micros(500)),
-        }
-    }
 }
