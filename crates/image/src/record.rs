@@ -299,7 +299,7 @@ impl Record {
         }
         let record: Self =
             serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
-        if record.keyed.keys().any(|source| *source >= LAST_SOURCE) {
+        if record.keyed.keys().any(|source| *source > LAST_SOURCE) {
             return Err(damaged("it numbers its sources too high".to_owned()));
         }
         if record.id != *id || record.store != store {

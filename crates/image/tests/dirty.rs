@@ -4,8 +4,8 @@ mod common;
 
 use common::{PAGES, commit, content, options, read_back};
 use dewar_image::{
-    DirtyStore, Entry, FrameCache, ImageError, ImageId, ImageReader, Location, Place, Record,
-    Store, collect, verify,
+    DirtyStore, Entry, FrameCache, ImageError, ImageId, ImageReader, ImageWriter, Location, Place,
+    Record, Store, collect, verify,
 };
 use dewar_testkit::{RedisCluster, RedisServer, wait_until};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -18,6 +18,24 @@ fn open(folder: &Path) -> Store {
 
 fn dirty(url: &str) -> Result<DirtyStore, ImageError> {
     DirtyStore::open(&Location::parse(url)?)
+}
+
+/// Begins an image with a dirty store.
+fn begin_split<'s>(
+    store: &'s Store,
+    url: &str,
+    parent: Option<&'s ImageReader>,
+) -> ImageWriter<'s> {
+    let mut writer = store.begin(options(), parent).expect("begin");
+    writer.use_dirty_store(dirty(url).expect("dirty")).expect("dirty");
+    writer
+}
+
+/// Puts one page into the dirty store.
+fn put_dirty(writer: &ImageWriter<'_>, page: u64, version: u64) {
+    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
+    sink.put(PageNumber(page), &content(page, version)).expect("put");
+    sink.flush().expect("flush");
 }
 
 /// The image of [`common::write_image`], its last 500 pages in a dirty store; the
@@ -77,8 +95,7 @@ fn lives(store: &Store, url: &str) {
 
     // An image on top of it shares most, and replaces one page of each kind.
     let parent = store.open_image(&first.id).expect("open");
-    let mut writer = store.begin(options(), Some(&parent)).expect("begin");
-    writer.use_dirty_store(dirty(url).expect("dirty")).expect("dirty");
+    let writer = begin_split(store, url, Some(&parent));
     let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
     for page in [200, PAGES - 1] {
         sink.put(PageNumber(page), &content(page, 3)).expect("put");
@@ -140,11 +157,8 @@ fn a_writer_that_gives_up_leaves_nothing() {
     let server = RedisServer::start(&[]).expect("redis");
     let folder = tempfile::tempdir().expect("tempdir");
     let store = open(folder.path());
-    let mut writer = store.begin(options(), None).expect("begin");
-    writer.use_dirty_store(dirty(&server.url()).expect("dirty")).expect("dirty");
-    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
-    sink.put(PageNumber(7), &content(7, 0)).expect("put");
-    sink.flush().expect("flush");
+    let writer = begin_split(&store, &server.url(), None);
+    put_dirty(&writer, 7, 0);
     // Somebody collects beside it, with a reason to look there.
     let other = write_split(&store, &server.url()).expect("write");
     collect(&store, false, |_, _| {}).expect("gc");
@@ -161,8 +175,7 @@ fn a_dirty_store_that_is_away_is_named() {
     let mut server = RedisServer::start(&[]).expect("redis");
     let url = format!("{}?retry=300ms", server.url());
     let image = write_split(&store, &url).expect("write");
-    let mut writer = store.begin(options(), None).expect("begin");
-    writer.use_dirty_store(dirty(&url).expect("dirty")).expect("dirty");
+    let writer = begin_split(&store, &url, None);
     server.kill().expect("kill");
     let named = |result: Result<(), ImageError>| {
         let told = result.expect_err("it is away").to_string();
@@ -219,18 +232,13 @@ fn an_older_version_of_a_page_is_refused() {
     let server = RedisServer::start(&[]).expect("redis");
     let folder = tempfile::tempdir().expect("tempdir");
     let store = open(folder.path());
-    let mut writer = store.begin(options(), None).expect("begin");
-    writer.use_dirty_store(dirty(&server.url()).expect("dirty")).expect("dirty");
+    let writer = begin_split(&store, &server.url(), None);
     writer.put_holes(PageRange::new(0, 7));
     writer.put_holes(PageRange::new(8, PAGES));
     let key = format!("dewar:pages/{}/{}/00000000", store.id(), writer.id());
-    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
-    sink.put(PageNumber(7), &content(7, 1)).expect("put");
-    sink.flush().expect("flush");
+    put_dirty(&writer, 7, 1);
     server.ask(&["COPY", &key, "before"]).expect("copy");
-    sink.put(PageNumber(7), &content(7, 2)).expect("put");
-    sink.flush().expect("flush");
-    drop(sink);
+    put_dirty(&writer, 7, 2);
     let id = commit(writer, None).id;
     verify(&store, &id, |_, _| {}).expect("verify");
     // As a server does that lost its last seconds.
@@ -247,21 +255,13 @@ fn one_server_by_two_names_loses_nothing() {
     let (one, two) = (server.url(), format!("redis://localhost:{}", server.port()));
     let first = write_split(&store, &one).expect("write");
     let parent = store.open_image(&first.id).expect("open");
-    let mut writer = store.begin(options(), Some(&parent)).expect("begin");
-    writer.use_dirty_store(dirty(&two).expect("dirty")).expect("dirty");
-    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
-    sink.put(PageNumber(7), &content(7, 3)).expect("put");
-    sink.flush().expect("flush");
-    drop(sink);
+    let writer = begin_split(&store, &two, Some(&parent));
+    put_dirty(&writer, 7, 3);
     let second = commit(writer, None).id;
     drop(parent);
     // A writer by the one name, while a record has the other.
-    let mut writer = store.begin(options(), None).expect("begin");
-    writer.use_dirty_store(dirty(&one).expect("dirty")).expect("dirty");
-    let mut sink = writer.keyed_sink().expect("sink").expect("a dirty store");
-    sink.put(PageNumber(7), &content(7, 4)).expect("put");
-    sink.flush().expect("flush");
-    drop(sink);
+    let writer = begin_split(&store, &one, None);
+    put_dirty(&writer, 7, 4);
     delete(&store, &first.id);
     assert_eq!(collect(&store, false, |_, _| {}).expect("gc").dirty_removed, 0);
     verify(&store, &second, |_, _| {}).expect("verify");

@@ -16,9 +16,9 @@ impl<'s> ImageWriter<'s> {
         self.lock().note(&[dirty::lease_line(&pages.source(&self.id), &self.store.id())])?;
         pages.begin(self.options.pages)?;
         let known = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
-        let last = known.and_then(|known| known.last_key_value()).map(|(source, _)| *source);
-        // Records with higher numbers are refused.
-        self.keyed = Some((pages, last.map_or(0, |last| last + 1)));
+        // One that no entry of the parent names.
+        let is_free = |number: &u32| known.is_none_or(|known| !known.contains_key(number));
+        self.keyed = (0..).find(is_free).map(|source| (pages, source));
         Ok(())
     }
 
