@@ -144,13 +144,9 @@ fn capture<'s>(
         dedup: options.dedup,
     };
     let mut writer = store.begin(image, options.base.image())?;
-    let every = match &options.dirty {
-        Some((dirty, every)) => {
-            writer.use_dirty_store(dirty.clone())?;
-            Some(*every)
-        }
-        None => None,
-    };
+    if let Some((dirty, _)) = &options.dirty {
+        writer.use_dirty_store(dirty.clone())?;
+    }
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
         begin: writer.id().0.clone(),
@@ -173,16 +169,16 @@ fn capture<'s>(
     writer.expect(&todo);
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
     let (tally, compare) = (Tally::default(), !by_tracking);
-    let mut holes = match every {
+    let mut holes = match &options.dirty {
         None => bulk(&ram, &tracker, &writer, &todo, compare, &tally, observer)?,
-        Some(every) => bulk_with_epochs(
+        Some((_, every)) => bulk_with_epochs(
             &mut captures,
             guest,
             &tracker,
             &writer,
             &todo,
             compare,
-            every,
+            *every,
             &tally,
             observer,
         )?,

@@ -147,7 +147,6 @@ pub(crate) fn run<'t>(
     let mut smallest = u64::MAX;
     let mut stubborn = 0;
     let mut flushed = false;
-    let mut last_take = captures.last_take;
     let before = captures.epochs.len();
     while captures.epochs.len() - before < MOST_EPOCHS {
         let began = Instant::now();
@@ -161,15 +160,15 @@ pub(crate) fn run<'t>(
         overflow.flush()?;
         let copy = copying.elapsed();
 
+        let since_last = began - captures.last_take;
         captures.note(began, count, observer);
 
         // As fast as the guest wrote since the last take, it writes during
         // this epoch: that is what the pause would have to copy.
-        let rate = count as f64 / (began - last_take).as_secs_f64().max(1e-4);
+        let rate = count as f64 / since_last.as_secs_f64().max(1e-4);
         let next = (rate * began.elapsed().as_secs_f64()).min(count as f64);
         let per_page = copy.as_secs_f64() / count.max(1000) as f64;
         let pause = FIXED_PAUSE + scan + Duration::from_secs_f64(per_page * next);
-        last_take = began;
         captures.fits = pause <= max_pause;
         stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };
         smallest = smallest.min(count);
