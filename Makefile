@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest lint test-kvm bench-checkpoint bench-store bench-tlc fuzz install clean
+.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -22,6 +22,9 @@ setup:
 guest: setup
 	@scripts/build-guest.sh
 
+next-qemu: setup
+	@scripts/fetch-qemu.sh
+
 demo: guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@target/release/dewar-demo target/release/dewar
@@ -31,7 +34,7 @@ lint: setup
 	cargo clippy --workspace --all-targets -q -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
 
-test: guest lint
+test: guest next-qemu lint
 	scripts/test.sh
 
 test-kvm: guest

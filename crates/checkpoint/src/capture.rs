@@ -50,15 +50,16 @@ pub enum Base<'s> {
     /// An image; what differs from it is found by comparing.
     Compared(&'s ImageReader),
     /// An image; writes were tracked ever since its pause, by the tracker with
-    /// this identity. Compared where the tracking was lost.
-    Tracked(&'s ImageReader, u64),
+    /// this identity, but for those pages, which were written before it began.
+    /// Compared where the tracking was lost.
+    Tracked(&'s ImageReader, u64, &'s PageSet),
 }
 
 impl<'s> Base<'s> {
     fn image(self) -> Option<&'s ImageReader> {
         match self {
             Self::Nothing => None,
-            Self::Compared(image) | Self::Tracked(image, _) => Some(image),
+            Self::Compared(image) | Self::Tracked(image, ..) => Some(image),
         }
     }
 }
@@ -267,8 +268,9 @@ fn track(
     ram: &Ram,
     options: &CheckpointOptions<'_>,
 ) -> Result<(WriteTracker, bool), CheckpointError> {
-    if let Base::Tracked(_, identity) = options.base {
+    if let Base::Tracked(_, identity, before) = options.base {
         if let Some(tracker) = WriteTracker::resume(guest.process(), ram, identity)? {
+            tracker.count_in(before);
             return Ok((tracker, true));
         }
     }

@@ -45,6 +45,8 @@ pub enum Verb {
     Rm(RmArgs),
     /// Save a running guest: its memory, its devices, its disks.
     Checkpoint(CheckpointArgs),
+    /// Replace the QEMU under a running guest.
+    Upgrade(UpgradeArgs),
     /// List checkpoints.
     Ls(LsArgs),
     /// Bring a guest back to the instant of a checkpoint.
@@ -167,6 +169,33 @@ pub struct CheckpointArgs {
     pub epoch: Duration,
     #[command(flatten)]
     pub store: StoreArgs,
+}
+
+/// The guest's memory stays where it is; only its devices move to the new QEMU, which then has all
+/// that the old one had: disks, ports, sockets, logs. Without --qemu that is the program that the
+/// guest was started with, as it is installed now. Until the guest has moved, whatever fails leaves
+/// it running as it was.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  dewar upgrade web\n  dewar upgrade --all --qemu /opt/qemu/bin/qemu-system-x86_64"
+)]
+pub struct UpgradeArgs {
+    /// The guest.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every guest that runs.
+    #[arg(long)]
+    pub all: bool,
+    /// How many at a time.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: u16,
+    /// The new QEMU program.
+    #[arg(long, value_name = "PATH")]
+    pub qemu: Option<PathBuf>,
+    /// Go on although something is lost, such as connections through user-mode networking.
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -311,7 +340,7 @@ pub struct ManArgs {
 pub struct GuardianArgs {
     pub name: String,
     #[arg(long)]
-    pub store: String,
+    pub store: Option<String>,
 }
 
 #[derive(Debug, Args)]

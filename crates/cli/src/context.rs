@@ -1,6 +1,7 @@
 //! What every verb starts from.
 
 use crate::failure::{Code, Failure};
+use crate::progress::Progress;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
@@ -12,6 +13,7 @@ use dewar_image::{Location, Store};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 /// Flags that hold for all verbs.
 pub struct Context {
@@ -71,8 +73,7 @@ impl Context {
         // Read again: who held the lock may have changed it.
         let mut record = folder.record()?;
         first(&folder, &mut record)?;
-        settle(&folder, &record)?;
-        let record = start_if_pending(&folder, record)?;
+        let record = start_if_pending(&folder, settle(&folder, record)?)?;
         Ok(Held { folder, record, lock })
     }
 
@@ -92,8 +93,11 @@ impl Context {
     }
 }
 
-fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    Ok(recover(|| Qmp::connect(&record.qmp), folder, &record.process)?)
+/// Finishes what a dead command left with a guest; its record may be another
+/// then.
+fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    recover(|| Qmp::connect(&record.qmp), folder, &record)?;
+    Ok(folder.record()?)
 }
 
 /// Lets a guest run whose `restore` died just before it would have. Not one whose
@@ -116,6 +120,31 @@ pub fn lacks_server(folder: &GuestFolder, record: &GuestRecord) -> bool {
         && record.phase == Phase::Running
         && !ServerState::of(folder, record).complete
         && !server_alive(record)
+}
+
+/// Waits until all memory of a restored guest has arrived: before, its process
+/// does not have it, and nobody else can.
+pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
+    loop {
+        let state = ServerState::of(&held.folder, &held.record);
+        if state.complete {
+            return Ok(());
+        }
+        let name = &held.record.name;
+        let unfinished = |why: &str| {
+            Failure::new(Code::Failed, format!("the memory of '{name}' has not all arrived: {why}"))
+                .state("the guest runs on")
+        };
+        if let Some(problem) = state.problem {
+            return Err(unfinished(&problem));
+        }
+        if !server_alive(&held.record) && !ServerState::of(&held.folder, &held.record).complete {
+            return Err(unfinished("its page server is gone")
+                .advice(format!("'dewar restore {name}' goes on with it")));
+        }
+        progress.stage("waiting for memory");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Connects to a guest's QEMU.
@@ -152,7 +181,10 @@ pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<Vec<File>, Failu
             return Err(RegistryError::Exists(folder.name().to_owned()).into());
         }
         Ok(record) => {
-            settle(folder, &record)?;
+            let record = settle(folder, record)?;
+            if record.process.is_alive() {
+                return Err(RegistryError::Exists(folder.name().to_owned()).into());
+            }
             unnamed = folder.remove_ram(&record)?;
         }
     }

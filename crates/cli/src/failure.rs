@@ -3,6 +3,7 @@
 use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::RecoverError;
+use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::registry::RegistryError;
 use dewar_guest_qemu::revive::ReviveError;
@@ -30,11 +31,13 @@ pub struct Failure {
     what: String,
     state: Option<String>,
     advice: Option<String>,
+    /// Whether a program has its one object already.
+    printed: bool,
 }
 
 impl Failure {
     pub fn new(code: Code, what: impl Into<String>) -> Self {
-        Self { code, what: what.into(), state: None, advice: None }
+        Self { code, what: what.into(), state: None, advice: None, printed: false }
     }
 
     /// Adds in what state the guest is.
@@ -55,6 +58,12 @@ impl Failure {
         self
     }
 
+    /// Says that the result was printed, failure and all.
+    pub fn already_printed(mut self) -> Self {
+        self.printed = true;
+        self
+    }
+
     /// Whether the guest needs attention.
     pub fn is_attention(&self) -> bool {
         self.code == Code::Attention
@@ -68,7 +77,7 @@ impl Failure {
             .map(|part| format!("; {part}"))
             .collect();
         eprintln!("dewar: {}{rest}", self.what);
-        if json {
+        if json && !self.printed {
             let error = json!({
                 "error": self.what, "guest_state": self.state, "advice": self.advice,
                 "exit_code": self.code as u8,
@@ -158,8 +167,34 @@ impl From<ReviveError> for Failure {
     }
 }
 
+impl From<HandoverError> for Failure {
+    fn from(error: HandoverError) -> Self {
+        let what = error.to_string();
+        match error {
+            HandoverError::Guest(error) => error.into(),
+            HandoverError::Unsupported(..) => Self::new(Code::Unsupported, what),
+            HandoverError::Unknown(name, pid) => Self::new(Code::Attention, what)
+                .state("its memory may be ahead of its devices")
+                .advice(format!(
+                    "give it up with 'kill {pid}', then 'dewar restore {name}' brings back its \
+                     newest checkpoint"
+                )),
+            HandoverError::Crashed => Self::new(Code::Attention, what)
+                .state("the guest has ended")
+                .advice("'dewar restore' brings back its newest checkpoint"),
+            _ => Self::new(Code::Failed, what),
+        }
+    }
+}
+
 impl From<RecoverError> for Failure {
     fn from(error: RecoverError) -> Self {
+        if let RecoverError::Handover(error) = error {
+            return match *error {
+                HandoverError::Unknown(..) => (*error).into(),
+                error => Self::from(error).attention(),
+            };
+        }
         Self::new(Code::Attention, error.to_string())
             .state("a guest is not as it was before a command that died")
             .advice("the same command tries again")

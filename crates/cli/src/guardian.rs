@@ -40,7 +40,7 @@ impl Guardian {
     pub fn start(
         context: &Context,
         name: &str,
-        store: &str,
+        store: Option<&str>,
         qmp: &Qmp,
         lock: &GuestLock,
     ) -> Result<Self, Failure> {
@@ -50,8 +50,8 @@ impl Guardian {
             command
                 .arg("--root")
                 .arg(context.registry.root())
-                .args(["__guardian", name, "--store"])
-                .arg(store)
+                .args(["__guardian", name])
+                .args(store.map(|url| format!("--store={url}")))
                 .stdin(Stdio::from(OwnedFd::from(theirs)))
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
@@ -98,7 +98,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
             Some(fd) => Ok(Qmp::take_over(fd)),
             None => Qmp::connect(&record.qmp),
         };
-        result = recover(connect, &folder, &record.process);
+        result = recover(connect, &folder, &record);
         if result.is_ok() {
             break;
         }
@@ -107,7 +107,8 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     }
     // The dead command's half image goes too; whatever stays, the next writer
     // removes.
-    if let Ok(store) = Location::parse(&args.store).and_then(|it| Store::open(&it)) {
+    let store = args.store.map(|url| Location::parse(&url).and_then(|it| Store::open(&it)));
+    if let Some(Ok(store)) = store {
         let _ = store.sweep();
     }
     drop(lock);

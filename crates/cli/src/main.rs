@@ -40,6 +40,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Stop(args) => verbs::stop::run(&context, args),
         Verb::Rm(args) => verbs::rm::run(&context, args),
         Verb::Checkpoint(args) => verbs::checkpoint::run(&context, args),
+        Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
         Verb::Ls(args) => verbs::ls::run(&context, args),
         Verb::Restore(args) => verbs::restore::run(&context, args),
         Verb::Verify(args) => verbs::verify::run(&context, args),

@@ -33,6 +33,11 @@ impl Progress {
         self.signal_at(name);
     }
 
+    /// Does something with the terminal that is not to be drawn over.
+    pub fn aside<T>(&self, something: impl FnOnce() -> T) -> T {
+        self.bar.suspend(something)
+    }
+
     /// A place that only tests want to be at.
     pub fn signal_at(&self, name: &str) {
         if let Some((_, signal)) = self.signal.as_ref().filter(|(step, _)| step == name) {

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_image::{ImageId, ImageReader, Record, RegionRecord, Store};
 use dewar_memory::Ram;
+use dewar_units::{PageRange, PageSet};
 use serde::{Deserialize, Serialize};
 
 const FILE: &str = "tracking.json";
@@ -23,6 +24,10 @@ pub struct Tracking {
     /// The image from whose pause on writes are tracked: its store's id, its
     /// own. Nothing where a checkpoint is under way or failed.
     pub since: Option<(String, ImageId)>,
+    /// Pages that were written since then and that this tracker has not seen,
+    /// as ranges: those of the process that the guest was in before.
+    #[serde(default)]
+    pub before: Vec<(u64, u64)>,
 }
 
 impl Tracking {
@@ -31,29 +36,46 @@ impl Tracking {
         Ok(folder.read::<Self>(FILE)?.filter(|tracking| tracking.process == record.process))
     }
 
+    /// Notes that a count is being touched: should we die, it is no count.
+    pub fn strike_out(&self, folder: &GuestFolder) -> Result<(), Failure> {
+        Self { since: None, before: Vec::new(), ..self.clone() }.save(folder)
+    }
+
+    /// The pages of [`Tracking::before`], of so many.
+    pub fn pages_before(&self, pages: u64) -> PageSet {
+        let mut set = PageSet::new(pages);
+        let within = self.before.iter().filter(|(start, end)| start <= end && *end <= pages);
+        within.for_each(|(start, end)| set.insert_range(PageRange::new(*start, *end)));
+        set
+    }
+
     /// Notes it, on disk.
     pub fn save(&self, folder: &GuestFolder) -> Result<(), Failure> {
         Ok(folder.write(FILE, self)?)
     }
 }
 
+/// A tracker's identity, and the pages that were written before it began.
+pub type Known = (u64, PageSet);
+
 /// The image to begin with: the one since which writes are tracked, or else
-/// the newest of this guest; the tracker's identity comes with the first. None
-/// where no image has RAM of the same layout.
+/// the newest of this guest; the tracker's identity comes with the first, and
+/// what it has not seen. None where no image has RAM of the same layout.
 pub fn base(
     store: &Store,
     guest: &str,
     ram: &Ram,
     tracking: Option<&Tracking>,
-) -> Result<Option<(ImageReader, Option<u64>)>, Failure> {
+) -> Result<Option<(ImageReader, Option<Known>)>, Failure> {
     let own_id = store.id();
     let tracked = tracking.and_then(|tracking| {
         let (_, image) = tracking.since.as_ref().filter(|(store, _)| *store == own_id)?;
-        Some((store.open_image(image).ok()?, tracking.tracker))
+        let known = (tracking.tracker, tracking.pages_before(ram.pages()));
+        Some((store.open_image(image).ok()?, known))
     });
-    if let Some((image, tracker)) = tracked {
+    if let Some((image, known)) = tracked {
         if fits(image.record(), ram) {
-            return Ok(Some((image, Some(tracker))));
+            return Ok(Some((image, Some(known))));
         }
     }
     let (records, _) = store.records()?;

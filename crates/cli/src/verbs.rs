@@ -15,4 +15,5 @@ pub mod restore;
 pub mod rm;
 pub mod run;
 pub mod stop;
+pub mod upgrade;
 pub mod verify;

@@ -3,10 +3,12 @@
 //!
 //! Everything that is not understood is passed on untouched.
 
+mod exclusive;
 mod memory;
 mod options;
 mod restore;
 
+pub use exclusive::{Holder, Later, Rename, TakenOver, take_over};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub use options::{Argument, Unsupported, arguments};
 pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore};

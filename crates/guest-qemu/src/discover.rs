@@ -9,6 +9,7 @@ use dewar_memory::Ram;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -223,6 +224,16 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
         return Err("it is made of huge pages of another size than 2 MiB".to_owned());
     }
     Ok((opened, first.address.0))
+}
+
+/// Whether a process maps the file that `path` means now, shared.
+pub(crate) fn maps_file(pid: i32, path: &Path) -> bool {
+    let Ok(file) = std::fs::metadata(path) else { return false };
+    let maps = Process::new(pid).and_then(|process| process.maps());
+    let device = (rustix::fs::major(file.dev()) as i32, rustix::fs::minor(file.dev()) as i32);
+    maps.into_iter()
+        .flatten()
+        .any(|map| is_shared(&map) && map.inode == file.ino() && map.dev == device)
 }
 
 fn is_shared(map: &MemoryMap) -> bool {

@@ -12,6 +12,7 @@ use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError
 use dewar_kernel::{Pid, list_fds, open_userfaultfd_device};
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
 use serde_json::{Value, json};
+use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::os::fd::AsFd;
@@ -26,11 +27,11 @@ const CAP_SYS_PTRACE: u64 = 1 << 19;
 /// A QEMU that a command works on. Its folder must be locked.
 #[derive(Debug)]
 pub struct QemuGuest {
-    folder: GuestFolder,
-    record: GuestRecord,
-    process: ProcessHandle,
-    qmp: Qmp,
-    found: Discovered,
+    pub(crate) folder: GuestFolder,
+    pub(crate) record: GuestRecord,
+    pub(crate) process: ProcessHandle,
+    pub(crate) qmp: Qmp,
+    pub(crate) found: Discovered,
     channel: Option<StateChannel>,
     tracking: Option<DiskTracking>,
     /// Of which disks it is known what was written since the earlier pause.
@@ -157,7 +158,7 @@ impl QemuGuest {
             let disks = if was_running { &found.disks[..] } else { &[] };
             Ok::<_, crate::qmp::QmpError>(Journal {
                 was_running,
-                capabilities: state::capabilities_to_change(qmp)?,
+                capabilities: state::capabilities_to_change(qmp, false)?,
                 tls_creds: state::tls_creds(qmp)?,
                 disks: disks
                     .iter()
@@ -221,19 +222,8 @@ impl Guest for QemuGuest {
     }
 
     fn uffd_origin(&mut self) -> Result<UffdOrigin, GuestError> {
-        let pid = self.process.pid();
-        if may_call_userfaultfd(pid) {
-            return Ok(UffdOrigin::Syscall);
-        }
-        let device = open_userfaultfd_device()?;
-        self.step("handing over /dev/userfaultfd", |qmp, _, _| {
-            qmp.execute_with_fd("getfd", json!({"fdname": UFFD_DEVICE}), device.as_fd())
-        })?;
-        let files = list_fds(pid)?;
-        let theirs = files.iter().find(|file| file.target == Path::new("/dev/userfaultfd"));
-        theirs
-            .map(|file| UffdOrigin::Device(file.number))
-            .ok_or_else(|| self.failed("handing over /dev/userfaultfd", "QEMU does not have it"))
+        uffd_origin(&mut self.qmp, &self.process)
+            .map_err(|error| self.failed("handing over /dev/userfaultfd", error))
     }
 
     fn prepare(&mut self, tracking: DiskTracking) -> Result<(), GuestError> {
@@ -356,7 +346,12 @@ impl Guest for QemuGuest {
         if self.process.has_ended() {
             return Health::Gone;
         }
-        match (is_running(&mut self.qmp), Journal::load(&self.folder)) {
+        let running = is_running(&mut self.qmp);
+        // A QEMU that is ending closes its socket before it is gone.
+        if running.is_err() && self.process.ends_within(END_WITHIN) {
+            return Health::Gone;
+        }
+        match (running, Journal::load(&self.folder)) {
             (Ok(true), Ok(None)) => Health::Running,
             (Ok(false), Ok(None)) => Health::Paused,
             (Ok(_), Ok(Some(_))) => {
@@ -366,6 +361,22 @@ impl Guest for QemuGuest {
             (_, Err(error)) => Health::Unknown(error.to_string()),
         }
     }
+}
+
+/// How QEMU's process may make a userfaultfd; it is given `/dev/userfaultfd`
+/// where it needs it.
+pub(crate) fn uffd_origin(
+    qmp: &mut Qmp,
+    process: &ProcessHandle,
+) -> Result<UffdOrigin, Box<dyn Error>> {
+    if may_call_userfaultfd(process.pid()) {
+        return Ok(UffdOrigin::Syscall);
+    }
+    let device = open_userfaultfd_device()?;
+    qmp.execute_with_fd("getfd", json!({"fdname": UFFD_DEVICE}), device.as_fd())?;
+    let files = list_fds(process.pid())?;
+    let theirs = files.iter().find(|file| file.target == Path::new("/dev/userfaultfd"));
+    theirs.map(|file| UffdOrigin::Device(file.number)).ok_or_else(|| "QEMU does not have it".into())
 }
 
 /// Whether the process may make a userfaultfd that serves the kernel's own

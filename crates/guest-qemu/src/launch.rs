@@ -3,9 +3,10 @@
 use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::ProcessId;
-use dewar_kernel::{detach, free_bytes};
+use dewar_kernel::{detach, free_bytes, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 /// How long a QEMU may take to offer its QMP socket.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
+/// Most bytes of a log that are shown.
+const SHOWN: u64 = 4096;
 
 /// Why a QEMU did not start.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +115,7 @@ pub fn remove_files(paths: &[PathBuf]) {
 }
 
 /// Starts `program` with a planned command line; what it prints goes to `log`.
+/// It gets `files` under the numbers that they have here.
 ///
 /// # Errors
 /// Where it does not start; then no process is left.
@@ -121,6 +125,7 @@ pub fn launch(
     folder: &Path,
     log: &Path,
     qmp_path: &Path,
+    files: Vec<OwnedFd>,
 ) -> Result<Launched, LaunchError> {
     let file_error =
         |operation, cause| LaunchError::File { operation, path: log.to_owned(), cause };
@@ -140,9 +145,8 @@ pub fn launch(
         .stdin(Stdio::null())
         .stdout(Stdio::from(printed))
         .stderr(Stdio::from(second));
-    let mut child = detach(&mut command).spawn().map_err(|cause| LaunchError::Program {
-        program: program.to_owned(),
-        said: cause.to_string(),
+    let mut child = inherit(detach(&mut command), files).spawn().map_err(|cause| {
+        LaunchError::Program { program: program.to_owned(), said: cause.to_string() }
     })?;
     let launched = wait_ready(&mut child, program, plan, qmp_path);
     if let Err(LaunchError::Program { program, .. }) = launched {
@@ -189,14 +193,24 @@ fn wait_ready(
 
 /// What was printed to the log since it had `start` bytes.
 fn said_since(log: &Path, start: u64) -> String {
+    printed_since(log, start).unwrap_or_else(|| "it ended without a word".to_owned())
+}
+
+/// The last lines of a log.
+pub(crate) fn last_words(log: &Path) -> Option<String> {
+    let bytes = fs::metadata(log).ok()?.len();
+    let said = printed_since(log, bytes.saturating_sub(SHOWN))?;
+    let lines: Vec<&str> = said.split("; ").collect();
+    Some(lines[lines.len().saturating_sub(3)..].join("; "))
+}
+
+fn printed_since(log: &Path, start: u64) -> Option<String> {
     use std::io::{Read, Seek, SeekFrom};
-    let mut text = String::new();
-    let read = File::open(log).and_then(|mut file| {
-        file.seek(SeekFrom::Start(start))?;
-        file.take(4096).read_to_string(&mut text)
-    });
-    match (read, text.trim()) {
-        (Ok(_), "") | (Err(_), _) => "it ended without a word".to_owned(),
-        (Ok(_), said) => said.replace('\n', "; "),
-    }
+    let mut bytes = Vec::new();
+    let mut file = File::open(log).ok()?;
+    file.seek(SeekFrom::Start(start)).ok()?;
+    file.take(SHOWN).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.replace('\n', "; "))
 }

@@ -4,6 +4,7 @@
 //! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
 //! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
 //! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
+//! - [`handover`]: moving a running one to another QEMU.
 //! - [`put_back`]: undoing whatever a command that died left under way.
 //! - [`registry`]: the folders in which all this is remembered.
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ pub mod cmdline;
 mod discover;
 mod disks;
 mod guest;
+pub mod handover;
 mod journal;
 pub mod launch;
 mod qemu_img;

@@ -51,6 +51,7 @@ pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
     next_id: u64,
+    resumed: bool,
 }
 
 impl Qmp {
@@ -82,7 +83,7 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        Self { stream, received: Vec::new(), next_id: 1 }
+        Self { stream, received: Vec::new(), next_id: 1, resumed: false }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -102,6 +103,19 @@ impl Qmp {
     /// Where QEMU refuses, is gone, or does not answer.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.run(command, arguments, None)
+    }
+
+    /// Whether the vCPUs were let run since we connected, by all that QEMU has
+    /// said until now, also if it is gone. It says so before it lets them
+    /// (`vm_prepare_start` in QEMU's system/cpus.c).
+    pub fn has_resumed(&mut self) -> bool {
+        while !self.resumed {
+            match self.message(Instant::now() + Duration::from_micros(100)) {
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        self.resumed
     }
 
     /// Runs a command that takes a file descriptor.
@@ -160,7 +174,8 @@ impl Qmp {
         loop {
             while let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
-                if let Ok(message) = serde_json::from_slice(&line) {
+                if let Ok(message) = serde_json::from_slice::<Value>(&line) {
+                    self.resumed |= message["event"] == "RESUME";
                     return Ok(Some(message));
                 }
             }

@@ -1,9 +1,10 @@
 //! Putting a guest back as its journal says it was.
 
 use crate::disks::{self, DiskError};
+use crate::handover::{self, HandoverError};
 use crate::journal::Journal;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, ProcessId, RegistryError};
+use crate::registry::{GuestFolder, GuestRecord, RegistryError};
 use crate::state::{self, StateError};
 use serde_json::json;
 use std::time::Duration;
@@ -27,6 +28,9 @@ pub enum RecoverError {
     /// The journal.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// A hand-over to another QEMU.
+    #[error(transparent)]
+    Handover(#[from] Box<HandoverError>),
 }
 
 /// Undoes whatever is under way with a guest, if anything is: first it runs
@@ -48,23 +52,30 @@ pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError>
     Ok(Journal::close(folder)?)
 }
 
-/// Undoes whatever is under way, through QEMU if it answers, without it if it
-/// is gone or ending.
+/// Undoes whatever is under way, or finishes it where it cannot be undone:
+/// through QEMU if it answers, without it if it is gone or ending. The guest's
+/// record may be another afterwards.
 ///
 /// # Errors
-/// As [`put_back`].
+/// As [`put_back`], and where a hand-over cannot be finished.
 pub fn recover(
     connect: impl FnOnce() -> Result<Qmp, QmpError>,
     folder: &GuestFolder,
-    process: &ProcessId,
+    record: &GuestRecord,
 ) -> Result<(), RecoverError> {
+    if handover::is_under_way(folder) {
+        // An inherited connection keeps others out.
+        drop(connect());
+        handover::settle(folder, record).map_err(Box::new)?;
+        return Ok(());
+    }
     if Journal::load(folder)?.is_none() {
         return Ok(());
     }
     let result =
         connect().map_err(RecoverError::from).and_then(|mut qmp| put_back(&mut qmp, folder));
     // A QEMU that is ending closes its socket before it is gone.
-    if result.is_err() && process.ends_within(END_WITHIN) {
+    if result.is_err() && record.process.ends_within(END_WITHIN) {
         return put_back_offline(folder);
     }
     result

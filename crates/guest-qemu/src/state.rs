@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const CHANNEL: &str = "dewar-state";
+const BITMAPS: &str = "dirty-bitmaps";
 const POLL: Duration = Duration::from_micros(300);
 /// No device state takes this long.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -26,7 +27,7 @@ const NEEDED: [(&str, bool); 12] = [
     ("compress", false),
     ("return-path", false),
     ("multifd", false),
-    ("dirty-bitmaps", false),
+    (BITMAPS, false),
     ("background-snapshot", false),
     ("mapped-ram", false),
 ];
@@ -50,8 +51,12 @@ pub enum StateError {
     Channel(#[from] std::io::Error),
 }
 
-/// Capabilities whose values must be changed, with the present ones.
-pub(crate) fn capabilities_to_change(qmp: &mut Qmp) -> Result<Vec<(String, bool)>, QmpError> {
+/// Capabilities whose values must be changed, with the present ones; `bitmaps`
+/// says that dirty bitmaps of disks shall go along.
+pub(crate) fn capabilities_to_change(
+    qmp: &mut Qmp,
+    bitmaps: bool,
+) -> Result<Vec<(String, bool)>, QmpError> {
     let known = qmp.execute("query-migrate-capabilities", json!({}))?;
     let now = |name: &str| {
         let mut all = known.as_array().into_iter().flatten();
@@ -60,7 +65,8 @@ pub(crate) fn capabilities_to_change(qmp: &mut Qmp) -> Result<Vec<(String, bool)
     Ok(NEEDED
         .iter()
         .filter_map(|(name, needed)| {
-            now(name).filter(|now| now != needed).map(|now| ((*name).to_owned(), now))
+            let needed = *needed || (bitmaps && *name == BITMAPS);
+            now(name).filter(|now| *now != needed).map(|now| ((*name).to_owned(), now))
         })
         .collect())
 }
@@ -108,7 +114,7 @@ impl StateChannel {
 
     /// Saves the state of a stopped guest.
     pub(crate) fn save(self, qmp: &mut Qmp) -> Result<Vec<u8>, StateError> {
-        qmp.execute("migrate", json!({"uri": format!("fd:{CHANNEL}")}))?;
+        begin(qmp)?;
         wait_migration(qmp)?;
         let state = self.reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(state)
@@ -117,7 +123,7 @@ impl StateChannel {
 
 /// Loads device state into a QEMU that waits for it.
 pub(crate) fn load(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
-    let changes = capabilities_to_change(qmp)?;
+    let changes = capabilities_to_change(qmp, false)?;
     set_capabilities(qmp, changes.iter().map(|(name, now)| (name.clone(), !now)))?;
     let (mut ours, theirs) = UnixStream::pair()?;
     qmp.execute_with_fd("getfd", json!({"fdname": CHANNEL}), theirs.as_fd())?;
@@ -127,6 +133,22 @@ pub(crate) fn load(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
     wait_migration(qmp)?;
     writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     set_capabilities(qmp, changes)?;
+    Ok(())
+}
+
+/// Gives two QEMUs a socket of their own for a migration; one waits for it.
+pub(crate) fn connect(from: &mut Qmp, to: &mut Qmp) -> Result<(), StateError> {
+    let (ours, theirs) = UnixStream::pair()?;
+    from.execute_with_fd("getfd", json!({"fdname": CHANNEL}), ours.as_fd())?;
+    to.execute_with_fd("getfd", json!({"fdname": CHANNEL}), theirs.as_fd())?;
+    drop((ours, theirs));
+    to.execute("migrate-incoming", json!({"uri": format!("fd:{CHANNEL}")}))?;
+    Ok(())
+}
+
+/// Begins that migration: from here on the two need nobody else.
+pub(crate) fn begin(from: &mut Qmp) -> Result<(), StateError> {
+    from.execute("migrate", json!({"uri": format!("fd:{CHANNEL}")}))?;
     Ok(())
 }
 

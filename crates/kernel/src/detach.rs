@@ -1,3 +1,4 @@
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -23,6 +24,23 @@ pub fn die_with_us(command: &mut Command) -> &mut Command {
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        })
+    }
+}
+
+/// Lets the command have these files, under the numbers that they have here.
+pub fn inherit(command: &mut Command, files: Vec<OwnedFd>) -> &mut Command {
+    // SAFETY: between fork and exec only fcntl is called, which is
+    // async-signal-safe; the files live in the closure, so their numbers still
+    // mean them. What the closure owns is not dropped in the child.
+    unsafe {
+        command.pre_exec(move || {
+            for file in &files {
+                if libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
             Ok(())
         })
     }

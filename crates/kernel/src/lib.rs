@@ -14,7 +14,7 @@ mod remote;
 mod sched;
 mod uffd;
 
-pub use detach::{detach, die_with_us};
+pub use detach::{detach, die_with_us, inherit};
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{

@@ -188,6 +188,12 @@ impl WriteTracker {
         failure.map_or(Ok(lease), Err)
     }
 
+    /// Counts pages as written that are known to be from elsewhere, as from the
+    /// tracker of a process that the guest was in before.
+    pub fn count_in(&self, pages: &PageSet) {
+        self.give_back(pages);
+    }
+
     /// Does `work` on all pages, shared among `threads` threads.
     fn in_parts<T: Send>(&self, threads: usize, work: impl Fn(PageRange) -> T + Sync) -> Vec<T> {
         let all = PageRange::new(0, self.map.pages());

@@ -54,6 +54,13 @@ pub fn qemu() -> String {
     std::env::var("DEWAR_TEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
+/// Another version of QEMU, to upgrade to; `None` where there is none.
+pub fn next_qemu() -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/qemu-next");
+    let program = program.canonicalize().ok()?.join("qemu-system-x86_64");
+    program.exists().then_some(program)
+}
+
 /// The test guest's kernel and initramfs.
 ///
 /// # Errors

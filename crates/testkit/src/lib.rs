@@ -13,7 +13,7 @@ mod redis;
 mod slow_disk;
 
 pub use console::Console;
-pub use guest::{DiskSpec, GuestSpec, guest_files, qemu};
+pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};
 pub use process::{is_alive, kill, signal_stop, wait_until, wait_while_alive};

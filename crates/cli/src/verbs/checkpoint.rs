@@ -1,12 +1,10 @@
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
-use crate::context::{Context, Held};
-use crate::failure::{Code, Failure};
+use crate::context::{Context, Held, wait_for_memory};
+use crate::failure::Failure;
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
-use crate::server::ServerState;
 use crate::tracking::{self, Tracking};
-use crate::verbs::ps::server_alive;
 use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
@@ -45,7 +43,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         base: match &base {
             None => Base::Nothing,
             Some((image, None)) => Base::Compared(image),
-            Some((image, Some(tracker))) => Base::Tracked(image, *tracker),
+            Some((image, Some((tracker, before)))) => Base::Tracked(image, *tracker, before),
         },
         known_tracker: tracking.as_ref().map(|tracking| tracking.tracker),
         max_pause: args.max_pause,
@@ -66,10 +64,10 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         machine,
         scratch: guest_folder.make_scratch()?,
     };
-    let guardian = Guardian::start(context, &args.name, &store.url(), guest.qmp(), &lock)?;
+    let guardian = Guardian::start(context, &args.name, Some(&store.url()), guest.qmp(), &lock)?;
     progress.stage("guarded");
     if let Some(tracking) = tracking {
-        Tracking { since: None, ..tracking }.save(&guest_folder)?;
+        tracking.strike_out(&guest_folder)?;
     }
     let result = checkpoint(&mut guest, &store, options, &progress);
     drop(progress);
@@ -82,7 +80,8 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let since = Some((store.id(), taken.record.id.clone()));
     let process = guest.record().process;
     // Without it the next checkpoint compares; it loses nothing.
-    let _ = Tracking { process, tracker: taken.tracker, since }.save(&guest_folder);
+    let tracking = Tracking { process, tracker: taken.tracker, since, before: Vec::new() };
+    let _ = tracking.save(&guest_folder);
     context.print(to_json(&taken.record, &store), &describe(&taken, args.max_pause));
     Ok(())
 }
@@ -113,30 +112,6 @@ fn available_memory() -> u64 {
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kib.map_or(1 << 30, |kib| kib << 10)
-}
-
-/// A guest whose memory is still arriving has nothing to save yet.
-fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
-    loop {
-        let state = ServerState::of(&held.folder, &held.record);
-        if state.complete {
-            return Ok(());
-        }
-        let name = &held.record.name;
-        let unfinished = |why: &str| {
-            Failure::new(Code::Failed, format!("the memory of '{name}' has not all arrived: {why}"))
-                .state("the guest runs on")
-        };
-        if let Some(problem) = state.problem {
-            return Err(unfinished(&problem));
-        }
-        if !server_alive(&held.record) && !ServerState::of(&held.folder, &held.record).complete {
-            return Err(unfinished("its page server is gone")
-                .advice(format!("'dewar restore {name}' goes on with it")));
-        }
-        progress.stage("waiting for memory");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 pub fn to_json(record: &Record, store: &Store) -> Value {

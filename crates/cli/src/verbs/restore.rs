@@ -177,7 +177,8 @@ fn bring_back(
     let Revival { machine, plan, regions, .. } = revival;
     let qmp_path = folder.file("qmp.sock");
     let log = folder.file("console.log");
-    let launched = launch(&machine.program, &plan.run, &machine.folder, &log, &qmp_path)?;
+    let launched =
+        launch(&machine.program, &plan.run, &machine.folder, &log, &qmp_path, Vec::new())?;
     let mut qmp = launched.qmp;
     let mut record = GuestRecord {
         name: name.to_owned(),

@@ -28,8 +28,9 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     })?;
     let owned_ram = make_ram_files(&plan.regions)?;
-    let launched = launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path)
-        .inspect_err(|_| remove_files(&owned_ram))?;
+    let launched =
+        launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path, Vec::new())
+            .inspect_err(|_| remove_files(&owned_ram))?;
     let mut record = GuestRecord {
         name: args.name.clone(),
         process: launched.process,
@@ -110,7 +111,11 @@ fn split_command(command: Vec<std::ffi::OsString>) -> Result<(PathBuf, Vec<Strin
             })
         })
         .collect::<Result<_, _>>()?;
-    let path = Path::new(&name);
+    Ok((find_program(Path::new(&name))?, arguments))
+}
+
+/// The file of a program that is named as in a shell.
+pub fn find_program(path: &Path) -> Result<PathBuf, Failure> {
     let found = if path.components().count() > 1 {
         std::path::absolute(path).ok().filter(|path| path.is_file())
     } else {
@@ -121,7 +126,7 @@ fn split_command(command: Vec<std::ffi::OsString>) -> Result<(PathBuf, Vec<Strin
         Failure::new(Code::Failed, format!("there is no program {}", path.display()))
             .advice("install QEMU (Debian: qemu-system-x86)")
     };
-    Ok((found.ok_or_else(missing)?, arguments))
+    found.ok_or_else(missing)
 }
 
 /// That no disk's newest content lies in an overlay that is not written back.

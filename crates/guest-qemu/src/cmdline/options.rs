@@ -137,6 +137,28 @@ impl Properties {
         }
     }
 
+    /// The value of a switch: `key`, `key=on`, `nokey`, `key=off`.
+    pub(crate) fn switch(&self, key: &str) -> Option<bool> {
+        let bare = |word: &str| match self {
+            Self::Pairs(pairs) => pairs.iter().any(|(name, value)| name == word && value.is_none()),
+            Self::Json(_) => false,
+        };
+        match self.get(key, "").as_deref() {
+            Some("on" | "yes" | "true") => Some(true),
+            Some(_) => Some(false),
+            None if bare(key) => Some(true),
+            None if bare(&format!("no{key}")) => Some(false),
+            None => None,
+        }
+    }
+
+    /// Sets a switch, however it was written before.
+    pub(crate) fn set_switch(&mut self, key: &str, on: bool) {
+        self.remove(key);
+        self.remove(&format!("no{key}"));
+        self.set(key, if on { "on" } else { "off" }, Value::from(on));
+    }
+
     /// Sets a key: in place where it stands, else at the end. In JSON, `json`
     /// is its value.
     pub(crate) fn set(&mut self, key: &str, value: &str, json: Value) {

@@ -1,0 +1,251 @@
+//! Another QEMU under a guest that writes memory and disk at full speed and
+//! checks itself.
+
+mod common;
+
+use common::HeldCheckpoint;
+use dewar_testkit::{
+    Console, DiskSpec, GuestSpec, Lab, TestGuest, is_alive, kill, next_qemu, qemu, wait_until,
+    wait_while_alive,
+};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The other QEMU, or a word that the test is skipped.
+fn other(test: &str) -> Option<PathBuf> {
+    let found = next_qemu();
+    if found.is_none() {
+        println!("SKIPPED {test}: there is no second QEMU (scripts/fetch-qemu.sh)");
+    }
+    found
+}
+
+/// Upgrades a guest and reaches its program in the new QEMU.
+fn upgrade(lab: &Lab, guest: &mut TestGuest, program: &str) -> Value {
+    let told = lab.dewar(&["upgrade", &guest.name, "--qemu", program]).done().json();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    told
+}
+
+#[test]
+fn a_busy_guest_moves_to_another_qemu_and_back() {
+    let Some(next) = other("a_busy_guest_moves_to_another_qemu_and_back") else { return };
+    let lab = common::lab();
+    let raw = DiskSpec { format: "raw", cache: "none", mib: 64 };
+    let spec =
+        GuestSpec { vcpus: 2, disks: vec![DiskSpec::default(), raw], ..GuestSpec::default() };
+    // A machine type that both know.
+    let spec = GuestSpec { extra: vec!["-machine".into(), "pc-q35-7.2".into()], ..spec };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 8000 2 disk").expect("check");
+    let before = lab.pid("g").expect("pid");
+    let versions = [next.display().to_string(), qemu()];
+    let mut now = before;
+    for (round, program) in versions.iter().cycle().take(4).enumerate() {
+        let heartbeat = guest.heartbeat().expect("heartbeat");
+        let began = Instant::now();
+        let told = upgrade(&lab, &mut guest, program);
+        println!("round {round}: {told}; gap {:?}", heartbeat.between(began, Instant::now()));
+        assert_ne!(told["qemu"], told["qemu_before"]);
+        let pid = lab.pid("g").expect("pid");
+        assert!(pid != now && !dewar_testkit::is_alive(now), "{told}");
+        now = pid;
+        guest.console.ask("verify").expect("consistent");
+        std::thread::sleep(Duration::from_millis(300));
+        guest.console.ask("verify").expect("consistent");
+    }
+    let record = lab.dewar(&["inspect", "g"]).done().json();
+    assert_eq!(record["state"], "running");
+    lab.dewar(&["stop", "g", "--now"]).done();
+    assert!(!lab.root().join("guests/g/handover.json").exists());
+}
+
+/// A guest under load that can be upgraded to `other`.
+fn busy_guest(lab: &Lab, name: &str) -> TestGuest {
+    let user = format!("unix:{}/{name}.qmp,server=on,wait=off", lab.path().display());
+    let extra = ["-machine", "pc-q35-7.2", "-qmp", &user].map(str::to_owned).to_vec();
+    let mut guest = lab.run(name, &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    guest
+}
+
+/// The QEMU processes of a lab.
+fn qemus(lab: &Lab) -> Vec<i32> {
+    let wanted = lab.path().display().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse::<i32>().ok()) else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        let program = line.split('\0').next().unwrap_or_default();
+        if program.contains("qemu-system") && line.contains(&wanted) && is_alive(pid) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// That exactly one QEMU runs the guest, and that it is whole; returns its
+/// process.
+fn assert_one_whole(lab: &Lab, guest: &mut TestGuest, after: &str) -> i32 {
+    let folder = lab.root().join("guests").join(&guest.name);
+    let files = ["handover.json", "journal.json", "qmp.sock~"];
+    wait_until(&format!("{after}: all is settled"), Duration::from_secs(60), || {
+        !files.iter().any(|file| folder.join(file).exists())
+    });
+    wait_until(&format!("{after}: one QEMU"), Duration::from_secs(20), || qemus(lab).len() == 1);
+    let mut told = Value::Null;
+    wait_until(&format!("{after}: nobody works on it"), Duration::from_secs(20), || {
+        told = lab.ps(&guest.name).expect("listed");
+        told["state"] != "busy"
+    });
+    assert_eq!(told["state"], "running", "{after}: {told}");
+    let pid = told["pid"].as_i64().expect("pid") as i32;
+    assert_eq!(qemus(lab), [pid], "{after}");
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
+    pid
+}
+
+const STEPS: [&str; 8] = [
+    "starting the new QEMU",
+    "started",
+    "armed",
+    "moving",
+    "listening",
+    "begun",
+    "resumed",
+    "moved",
+];
+/// From this one on the guest may have moved.
+const MOVED: usize = 5;
+
+fn held_upgrade(lab: &Lab, program: &std::path::Path, step: &str) -> HeldCheckpoint {
+    HeldCheckpoint::at_with(lab, &["upgrade", "g", "--qemu", &program.display().to_string()], step)
+}
+
+#[test]
+fn killed_at_every_step_exactly_one_runs() {
+    let Some(next) = other("killed_at_every_step_exactly_one_runs") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    let mut program = next.clone();
+    for (number, step) in STEPS.into_iter().enumerate() {
+        for whom in ["dewar", "both", "guardian"] {
+            let before = qemus(&lab);
+            let held = held_upgrade(&lab, &program, step);
+            let guardian = held.guardian();
+            if whom != "dewar" {
+                kill(guardian.expect("a guardian"), Signal::KILL);
+            }
+            match whom {
+                "guardian" => assert_eq!(held.go_on().0, 0, "{step}"),
+                _ => held.kill(),
+            }
+            if whom == "both" {
+                // A dying process holds its locks a little longer.
+                wait_while_alive(guardian.expect("a guardian"));
+                lab.dewar(&["ps"]).done();
+            }
+            let after = format!("{whom} killed at '{step}'");
+            let pid = assert_one_whole(&lab, &mut guest, &after);
+            let moved = before != [pid];
+            assert!(whom != "guardian" || moved, "{after}");
+            assert!(moved == (whom == "guardian" || number >= MOVED), "{after}: moved: {moved}");
+            if moved {
+                program = if program == next { qemu().into() } else { next.clone() };
+            }
+        }
+    }
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
+fn a_new_qemu_that_dies_leaves_the_guest_in_the_old_one() {
+    let Some(next) = other("a_new_qemu_that_dies_leaves_the_guest_in_the_old_one") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    let old = lab.pid("g").expect("pid");
+    for step in ["started", "armed", "moving"] {
+        let held = held_upgrade(&lab, &next, step);
+        let new = qemus(&lab).into_iter().find(|pid| *pid != old).expect("a new QEMU");
+        kill(new, Signal::KILL);
+        let (code, _, said) = held.go_on();
+        assert_eq!(code, 1, "{step}: {said}");
+        assert!(said.contains("was not moved") && said.contains("is running"), "{said}");
+        assert_eq!(assert_one_whole(&lab, &mut guest, &format!("new killed at {step}")), old);
+    }
+    // The stream is sent and it dies before it lets the guest run: by itself an
+    // old one that sent all would stand still for ever.
+    for whom in ["new", "new, then dewar", "dewar, then new"] {
+        let held = held_upgrade(&lab, &next, "listening");
+        let new = qemus(&lab).into_iter().find(|pid| *pid != old).expect("a new QEMU");
+        let dewar = held.pid;
+        kill(new, Signal::STOP);
+        let steps = guest.console.ask_number("count").expect("count");
+        let waiter = std::thread::spawn(move || held.go_on());
+        std::thread::sleep(Duration::from_secs(1));
+        let order = if whom == "dewar, then new" { [dewar, new] } else { [new, dewar] };
+        for pid in order.into_iter().take(if whom == "new" { 1 } else { 2 }) {
+            kill(pid, Signal::KILL);
+        }
+        let (code, _, said) = waiter.join().expect("thread");
+        println!("{whom}: {code} {said}");
+        assert!(whom != "new" || code == 1, "{said}");
+        assert_eq!(assert_one_whole(&lab, &mut guest, whom), old);
+        assert!(guest.console.ask_number("count").expect("count") > steps);
+    }
+}
+
+/// Another program takes the disk the moment that the old QEMU lets go of it:
+/// the new one has all of the state and cannot run.
+#[test]
+fn a_disk_that_is_taken_away_leaves_the_guest_in_the_old_qemu() {
+    let Some(next) = other("a_disk_that_is_taken_away_leaves_the_guest") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    let old = lab.pid("g").expect("pid");
+    let held = held_upgrade(&lab, &next, "moving");
+    let path = guest.folder.join("disk0.qcow2");
+    let disk = std::fs::File::options().read(true).write(true).open(path).expect("disk");
+    // As a program that wants nobody else to write: QEMU asks whether there is
+    // one when it takes a disk, not while it has it.
+    fcntl_lock(&disk, FlockOperation::LockShared).expect("lock");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("was not moved") && said.contains("lock"), "{said}");
+    assert_eq!(qemus(&lab), [old]);
+    drop(disk);
+    // The guardian tries until it can.
+    assert_eq!(assert_one_whole(&lab, &mut guest, "the disk was taken"), old);
+    upgrade(&lab, &mut guest, &next.display().to_string());
+    assert_one_whole(&lab, &mut guest, "the disk is back");
+}
+
+#[test]
+fn an_old_qemu_that_dies_before_the_end_takes_the_guest_with_it() {
+    let Some(next) = other("an_old_qemu_that_dies_before_the_end") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
+    for step in ["started", "moving"] {
+        let held = held_upgrade(&lab, &next, step);
+        let old = lab.root().join("guests/g/guest.json");
+        let old: Value =
+            serde_json::from_slice(&std::fs::read(old).expect("record")).expect("JSON");
+        let old = old["process"]["pid"].as_i64().expect("pid") as i32;
+        kill(old, Signal::KILL);
+        let (code, _, said) = held.go_on();
+        assert_eq!(code, 1, "{said}");
+        wait_until("no QEMU", Duration::from_secs(20), || qemus(&lab).is_empty());
+        assert_eq!(lab.ps("g").expect("listed")["state"], "ended");
+        lab.restore(&mut guest, &["before"]).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+        lab.wait_for_memory("g");
+    }
+}

@@ -1,0 +1,406 @@
+//! The command line of a QEMU that takes over a guest: what only one process
+//! can have, and what must not be begun anew.
+//!
+//! Beside a QEMU that still runs (`docs/hand-over.md` has the table):
+//!
+//! - taps and listening sockets of TCP are its very own, by descriptor;
+//! - unix sockets and pid files are made aside, and renamed into their places
+//!   when the guest has moved;
+//! - forwarded ports, VNC's port and the debugger's are left out, and opened
+//!   when the other has let go of them.
+//!
+//! In any case logs are appended to, nobody is waited for, and the guest is
+//! neither held at its start nor set back to a snapshot.
+
+use super::options::{Argument, Properties, Unsupported, arguments};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// What the address of a unix socket has room for (`sun_path` in unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
+/// The port of VNC's display 0.
+const VNC_PORT: u16 = 5900;
+/// Where `-s` listens.
+const GDB: &str = "tcp::1234";
+/// Network backends that need nothing.
+const FREE_NETDEVS: [&str; 3] = ["none", "nic", "hubport"];
+/// Options with which no second QEMU can be started, and why.
+const REFUSED: [(&str, &str); 4] = [
+    ("D", "it would truncate its log file"),
+    ("readconfig", "what its file holds is not known"),
+    ("spice", "its ports cannot be handed over"),
+    ("tpmdev", "its emulator serves one QEMU only"),
+];
+const REFUSED_DEVICES: [(&str, &str); 2] = [
+    ("usb-host", "the host's device serves one QEMU only"),
+    ("vhost-vsock", "its context id belongs to one QEMU only"),
+];
+
+/// The files of a QEMU that can be taken over. Each answer is the number that
+/// the file has in the process that takes it over.
+pub trait Holder {
+    /// A socket that listens on this TCP port.
+    fn listener(&mut self, port: u16) -> Option<i32>;
+    /// All queues of the tap of network backend `id`, or with this name.
+    fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32>;
+    /// The file that has this number there.
+    fn number(&mut self, fd: i32) -> Option<i32>;
+}
+
+/// A file that is made under another name and gets its own later.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rename {
+    /// Where it is made.
+    pub aside: PathBuf,
+    /// Where it belongs.
+    pub own: PathBuf,
+}
+
+/// What the new QEMU is told when the old one has let go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Later {
+    /// A command of the monitor for people.
+    Monitor(String),
+    /// Addresses that VNC shall listen on, as QMP's `display-update` takes them.
+    Vnc(Value),
+}
+
+/// A command line and what belongs to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// The arguments.
+    pub line: Vec<String>,
+    /// What is to be renamed when the guest has moved.
+    pub renames: Vec<Rename>,
+    /// What is to be opened then.
+    pub later: Vec<Later>,
+    /// What its users will lose, each a sentence.
+    pub losses: Vec<String>,
+}
+
+/// Plans the command line of a QEMU that takes over from the one that was
+/// started with `line` in `folder`: beside it, with its files from `holder`,
+/// or when it is gone. `scratch` is a folder for sockets that nobody else
+/// needs.
+///
+/// # Errors
+/// Where something cannot be handed over.
+pub fn take_over<'a>(
+    line: &[String],
+    folder: &'a Path,
+    scratch: &'a Path,
+    holder: Option<&'a mut dyn Holder>,
+) -> Result<TakenOver, Unsupported> {
+    let mut rewriter = Rewriter { folder, scratch, holder, result: TakenOver::default(), made: 0 };
+    for argument in arguments(line) {
+        let words = &line[argument.at..=argument.at + usize::from(has_value(&argument))];
+        let changed = rewriter.option(&argument, words)?;
+        rewriter.result.line.extend(changed);
+    }
+    Ok(rewriter.result)
+}
+
+/// Whether its value is a word of its own.
+fn has_value(argument: &Argument<'_>) -> bool {
+    !argument.name.is_empty() && argument.value.is_some()
+}
+
+struct Rewriter<'a> {
+    folder: &'a Path,
+    scratch: &'a Path,
+    holder: Option<&'a mut dyn Holder>,
+    result: TakenOver,
+    /// Character devices made so far.
+    made: usize,
+}
+
+impl Rewriter<'_> {
+    /// The words that take the place of an option.
+    fn option(
+        &mut self,
+        argument: &Argument<'_>,
+        words: &[String],
+    ) -> Result<Vec<String>, Unsupported> {
+        let value = argument.value.unwrap_or_default();
+        let option = words[0].clone();
+        let beside = self.holder.is_some();
+        let with = |value: String| Ok(vec![option.clone(), value]);
+        match argument.name {
+            "S" | "mem-prealloc" => Ok(Vec::new()),
+            "loadvm" => Ok(Vec::new()),
+            "object" => with(without_prealloc(value)?),
+            "chardev" => {
+                let mut device = Properties::parse(value)?;
+                self.chardev(&mut device)?;
+                with(device.to_string())
+            }
+            "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" | "debugcon" => {
+                self.old_style(&option, value, words)
+            }
+            "netdev" | "nic" | "net" => {
+                let mut netdev = Properties::parse(value)?;
+                self.netdev(&mut netdev)?;
+                with(netdev.to_string())
+            }
+            name if beside => match name {
+                "pidfile" => with(self.aside(value)?),
+                "vnc" => with(self.vnc(value)?),
+                "s" | "gdb" => {
+                    let address = if name == "s" { GDB } else { value };
+                    self.later(Later::Monitor(format!("gdbserver {address}")));
+                    Ok(Vec::new())
+                }
+                "add-fd" => {
+                    let mut set = Properties::parse(value)?;
+                    self.number(&mut set, "fd")?;
+                    with(set.to_string())
+                }
+                "device" => {
+                    let kind = Properties::parse(value)?.get("driver", "driver");
+                    let kind = kind.unwrap_or_default();
+                    let refused = REFUSED_DEVICES.iter().find(|(it, _)| kind.starts_with(it));
+                    refused.map_or(Ok(words.to_vec()), |(_, why)| {
+                        Err(Unsupported(format!("-device {kind}: {why}")))
+                    })
+                }
+                name => match REFUSED.iter().find(|(it, _)| *it == name) {
+                    Some((_, why)) => Err(Unsupported(format!("-{name}: {why}"))),
+                    None => Ok(words.to_vec()),
+                },
+            },
+            _ => Ok(words.to_vec()),
+        }
+    }
+
+    fn later(&mut self, what: Later) {
+        self.result.later.push(what);
+    }
+
+    /// Another name for a file that is to be renamed.
+    fn aside(&mut self, path: &str) -> Result<String, Unsupported> {
+        let aside = format!("{path}~");
+        if aside.len() > SOCKET_PATH_BYTES {
+            return Err(Unsupported(format!("the path {path} is too long by a letter")));
+        }
+        let (aside_path, own) = (self.folder.join(&aside), self.folder.join(path));
+        self.result.renames.push(Rename { aside: aside_path, own });
+        Ok(aside)
+    }
+
+    /// Replaces the number of a descriptor.
+    fn number(&mut self, options: &mut Properties, key: &str) -> Result<(), Unsupported> {
+        let Some(text) = options.get(key, "") else { return Ok(()) };
+        let gone = || Unsupported(format!("descriptor {text} came from whoever started QEMU"));
+        let theirs = text.parse().map_err(|_| gone())?;
+        let ours = self.holder.as_mut().and_then(|it| it.number(theirs)).ok_or_else(gone)?;
+        set_text(options, key, &ours.to_string());
+        Ok(())
+    }
+
+    fn chardev(&mut self, device: &mut Properties) -> Result<(), Unsupported> {
+        let kind = device.get("backend", "backend").unwrap_or_default();
+        let id = device.get("id", "").unwrap_or_default();
+        if device.get("logfile", "").is_some() {
+            device.set_switch("logappend", true);
+        }
+        match kind.as_str() {
+            "file" => device.set_switch("append", true),
+            "pty" => self.result.losses.push(format!("the terminal of '{id}' gets another path")),
+            "udp" if self.holder.is_some() && device.get("localport", "").is_some() => {
+                return Err(Unsupported(format!("-chardev udp,id={id}: its port is taken")));
+            }
+            "socket" if device.switch("server") == Some(true) => {
+                device.set_switch("wait", false);
+                self.server(&id, device)?;
+            }
+            "socket" if device.get("fd", "").is_some() => {
+                return Err(Unsupported(format!("-chardev socket,id={id}: its peer serves one")));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn server(&mut self, id: &str, device: &mut Properties) -> Result<(), Unsupported> {
+        self.number(device, "fd")?;
+        if self.holder.is_none() {
+            return Ok(());
+        }
+        if let Some(path) = device.get("path", "") {
+            if device.switch("abstract") == Some(true) {
+                return Err(Unsupported(format!("-chardev socket,id={id}: an abstract address")));
+            }
+            let aside = self.aside(&path)?;
+            set_text(device, "path", &aside);
+        } else if let Some(port) = device.get("port", "") {
+            let found = port.parse().ok().and_then(|port| self.holder.as_mut()?.listener(port));
+            let fd = found
+                .ok_or_else(|| Unsupported(format!("nobody listens on port {port} of '{id}'")))?;
+            for key in ["host", "port", "to", "ipv4", "ipv6"] {
+                device.remove(key);
+            }
+            set_text(device, "fd", &fd.to_string());
+        }
+        Ok(())
+    }
+
+    /// An option whose value is a character device in the old style
+    /// (`qemu_chr_parse_compat` in QEMU's chardev/char.c).
+    fn old_style(
+        &mut self,
+        option: &str,
+        value: &str,
+        words: &[String],
+    ) -> Result<Vec<String>, Unsupported> {
+        let (monitored, rest) = match value.strip_prefix("mon:") {
+            Some(rest) => (true, rest),
+            None => (false, value),
+        };
+        let Some(mut device) = modern(rest)? else { return Ok(words.to_vec()) };
+        let id = format!("dewar-c{}", self.made);
+        self.made += 1;
+        set_text(&mut device, "id", &id);
+        self.chardev(&mut device)?;
+        let mut words = vec!["-chardev".to_owned()];
+        if monitored {
+            device.set_switch("mux", true);
+            words.extend([device.to_string(), "-mon".to_owned()]);
+            words.push(format!("chardev={id},mode=readline"));
+        } else {
+            words.push(device.to_string());
+        }
+        words.extend([option.to_owned(), format!("chardev:{id}")]);
+        Ok(words)
+    }
+
+    fn netdev(&mut self, netdev: &mut Properties) -> Result<(), Unsupported> {
+        let kind = netdev.get("type", "type").unwrap_or_default();
+        let has_fds = ["fd", "fds"].iter().any(|key| netdev.get(key, "").is_some());
+        match (kind.as_str(), self.holder.is_some()) {
+            ("tap", false) if has_fds => {
+                Err(Unsupported("-netdev tap: its descriptors came from another".to_owned()))
+            }
+            (_, false) => Ok(()),
+            ("user", true) => {
+                netdev.remove("hostfwd");
+                let loss = "open connections through user-mode networking end";
+                self.result.losses.push(loss.to_owned());
+                Ok(())
+            }
+            ("tap" | "bridge", true) => self.tap(netdev),
+            (kind, true) if FREE_NETDEVS.contains(&kind) => Ok(()),
+            (kind, true) => {
+                Err(Unsupported(format!("-netdev {kind}: its connection cannot be handed over")))
+            }
+        }
+    }
+
+    fn tap(&mut self, netdev: &mut Properties) -> Result<(), Unsupported> {
+        let (id, name) = (netdev.get("id", ""), netdev.get("ifname", ""));
+        let holder = self.holder.as_mut().expect("only beside another QEMU");
+        let given = netdev.get("fds", "").or_else(|| netdev.get("fd", ""));
+        let fds = match given {
+            Some(numbers) => numbers
+                .split(':')
+                .map(|number| holder.number(number.parse().ok()?))
+                .collect::<Option<Vec<i32>>>()
+                .unwrap_or_default(),
+            None => holder.tap(id.as_deref(), name.as_deref()),
+        };
+        if fds.is_empty() {
+            let which = id.or(name).unwrap_or_default();
+            return Err(Unsupported(format!("the tap of network backend '{which}' is not found")));
+        }
+        if netdev.get("vhostfd", "").or_else(|| netdev.get("vhostfds", "")).is_some() {
+            netdev.set_switch("vhost", true);
+        }
+        let all = ["ifname", "script", "downscript", "helper", "br", "queues", "fd", "fds"];
+        for key in all.into_iter().chain(["vhostfd", "vhostfds"]) {
+            netdev.remove(key);
+        }
+        netdev.set_implied("type", "tap");
+        let numbers: Vec<String> = fds.iter().map(i32::to_string).collect();
+        set_text(netdev, if fds.len() == 1 { "fd" } else { "fds" }, &numbers.join(":"));
+        Ok(())
+    }
+
+    /// VNC waits on a unix socket until its port is free.
+    fn vnc(&mut self, value: &str) -> Result<String, Unsupported> {
+        let (address, rest) = value.split_once(',').unwrap_or((value, ""));
+        let settings = Properties::parse(rest)?;
+        let refused = |why: &str| Err(Unsupported(format!("-vnc {address}: {why}")));
+        if settings.get("websocket", "").is_some() || settings.switch("reverse") == Some(true) {
+            return refused("its connection cannot be handed over");
+        }
+        let address = match address.strip_prefix("unix:") {
+            _ if address == "none" => return Ok(value.to_owned()),
+            Some(path) => self.aside(path)?,
+            None => {
+                let Some((host, display)) = address.rsplit_once(':') else {
+                    return refused("not understood");
+                };
+                let Ok(display) = display.parse::<u16>() else { return refused("not understood") };
+                let host = host.trim_matches(['[', ']']);
+                let host = if host.is_empty() { "0.0.0.0" } else { host };
+                let port = (VNC_PORT + display).to_string();
+                self.later(Later::Vnc(json!([{"type": "inet", "host": host, "port": port}])));
+                self.scratch.join("vnc.sock").display().to_string()
+            }
+        };
+        let rest = if rest.is_empty() { String::new() } else { format!(",{rest}") };
+        Ok(format!("unix:{address}{rest}"))
+    }
+}
+
+/// A memory backend whose pages are not all touched at the start: they have
+/// their content, and another QEMU may be writing it.
+fn without_prealloc(value: &str) -> Result<String, Unsupported> {
+    let mut object = Properties::parse(value)?;
+    let kind = object.get("qom-type", "qom-type").unwrap_or_default();
+    if !kind.starts_with("memory-backend-") {
+        return Ok(value.to_owned());
+    }
+    object.remove("prealloc");
+    Ok(object.to_string())
+}
+
+/// A character device in the old style as the value of `-chardev`, without an
+/// id; `None` where there is nothing to change about it.
+fn modern(value: &str) -> Result<Option<Properties>, Unsupported> {
+    let Some((kind, rest)) = value.split_once(':') else {
+        let is_pty = value == "pty";
+        return Ok(is_pty.then(|| Properties::Pairs(vec![("pty".to_owned(), None)])));
+    };
+    if kind == "file" {
+        let path = ("path".to_owned(), Some(rest.to_owned()));
+        return Ok(Some(Properties::Pairs(vec![("file".to_owned(), None), path])));
+    }
+    if kind == "udp" && rest.contains('@') {
+        return Err(Unsupported(format!("{value}: its port is taken")));
+    }
+    if !["unix", "tcp", "telnet", "websocket"].contains(&kind) {
+        return Ok(None);
+    }
+    let Properties::Pairs(mut pairs) = Properties::parse(rest)? else { return Ok(None) };
+    let address = if pairs.is_empty() { String::new() } else { pairs.remove(0).0 };
+    let mut all = vec![("socket".to_owned(), None)];
+    if kind == "unix" {
+        let path = address.strip_prefix("path=").unwrap_or(&address);
+        all.push(("path".to_owned(), Some(path.to_owned())));
+    } else {
+        let (host, port) = address.rsplit_once(':').unwrap_or(("", &address));
+        all.push(("host".to_owned(), Some(host.to_owned())));
+        all.push(("port".to_owned(), Some(port.to_owned())));
+    }
+    all.extend(pairs);
+    if kind == "telnet" || kind == "websocket" {
+        all.push((kind.to_owned(), Some("on".to_owned())));
+    }
+    Ok(Some(Properties::Pairs(all)))
+}
+
+fn set_text(options: &mut Properties, key: &str, value: &str) {
+    options.set(key, value, Value::from(value));
+}

@@ -1,0 +1,358 @@
+//! Moving a running guest from one QEMU to another on the same RAM.
+//!
+//! The new QEMU is started on the RAM files, waiting. QEMU's own migration,
+//! with `x-ignore-shared`, carries the rest over a socket whose two ends the
+//! two processes hold: once begun it ends well without us. The new one lets
+//! the vCPUs run by itself; the old one stops them before it sends the end of
+//! the stream, and has given up its disks by then.
+//!
+//! ```text
+//!  Starting   the guest is the old QEMU's; the new one is being started or ended
+//!     |  ^
+//!     |  '---  the new QEMU is dead, and never ran the guest
+//!     v  |
+//!  Moving     the stream was begun -- the old QEMU stops, the new one loads --
+//!     |       the new QEMU says RESUME: this is the hand-over
+//!     v
+//!  Moved      what belongs to the guest is given to the new one; the old ends
+//! ```
+//!
+//! **Never both, never none.** A stream without its end is never run, and the
+//! old QEMU goes on by itself if it cannot send the end. Once the end is sent,
+//! the old one stands still until it is told otherwise; and nobody tells it
+//! before the new one is dead and is known not to have resumed, by the events
+//! on a connection that we had since before the stream began
+//! ([`Qmp::has_resumed`]), or by the old one's word that the stream is not
+//! complete. (QEMU's return path would have the old one resume on its own when
+//! the new one dies; but the new one lets the guest run *before* it answers
+//! there, and a guest that wrote to its memory for a moment must not go on
+//! from an older state.) So the migration is never cancelled while the new
+//! QEMU lives.
+//!
+//! Which stage was reached is in `handover.json`. Whoever finds it, guardian or
+//! next command, goes on to the end or back ([`settle`]). The old QEMU is ended
+//! by SIGKILL: asked to quit, it would remove sockets and pid files that are
+//! the new one's by then, and run scripts that take the guest's network down.
+
+mod fate;
+mod forwards;
+mod holder;
+mod moving;
+mod plan;
+
+pub use forwards::Forward;
+pub use holder::OpenFilesError;
+pub use moving::{Moved, Waiting};
+pub use plan::Plan;
+
+use crate::cmdline::{Later, Rename};
+use crate::journal::Journal;
+use crate::launch::LaunchError;
+use crate::qmp::{Qmp, QmpError};
+use crate::recover::{END_WITHIN, RecoverError, put_back};
+use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
+use crate::state::{self, StateError};
+use dewar_guest::GuestError;
+use dewar_kernel::{Pid, ProcessHandle};
+use fate::{Fate, fate};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const FILE: &str = "handover.json";
+/// Dewar's socket of the new QEMU, until it has the guest.
+const SOCKET: &str = "qmp.sock~";
+/// How long a killed process may take to be gone: its memory is unmapped first.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+
+/// Why a guest could not be handed over.
+#[derive(Debug, thiserror::Error)]
+pub enum HandoverError {
+    /// It cannot be; nothing was touched.
+    #[error("{0} cannot be handed over: {1}")]
+    Unsupported(String, String),
+    /// The new QEMU does not start.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The new QEMU is not what the guest needs.
+    #[error("{} {why}", program.display())]
+    Unfit {
+        /// The new program.
+        program: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The new QEMU could not load the guest's state.
+    #[error("{} did not take the guest over: {why}", program.display())]
+    Refused {
+        /// The new program.
+        program: PathBuf,
+        /// What it said.
+        why: String,
+    },
+    /// The guest moved, and ended there.
+    #[error("the new QEMU took the guest over and ended at once; the guest has crashed")]
+    Crashed,
+    /// Everybody who could tell whether the guest ran in the new QEMU is gone.
+    #[error(
+        "the new QEMU of {0} ended in the hand-over, and nobody saw whether the guest ran in it; \
+         the old one, process {1}, stands still"
+    )]
+    Unknown(String, i32),
+    /// The guest.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// A QEMU.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// A migration.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The guest's folder.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// Putting the old QEMU back.
+    #[error(transparent)]
+    PutBack(#[from] Box<RecoverError>),
+}
+
+/// How far a hand-over has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Stage {
+    Starting,
+    Moving,
+    Moved,
+}
+
+/// A hand-over under way, as it is kept on disk.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Handover {
+    stage: Stage,
+    /// The QEMU that gives the guest up.
+    old: ProcessId,
+    /// Dewar's socket of it, as long as it has the guest.
+    old_socket: PathBuf,
+    /// The new QEMU, when it is known.
+    new: Option<ProcessId>,
+    /// The guest's record from the hand-over on, but for its process.
+    next: GuestRecord,
+    was_running: bool,
+    renames: Vec<Rename>,
+    later: Vec<Later>,
+    forwards: Vec<Forward>,
+    /// The migration settings that users see: capabilities and parameters.
+    capabilities: Value,
+    parameters: Value,
+}
+
+impl Handover {
+    fn load(folder: &GuestFolder) -> Result<Option<Self>, RegistryError> {
+        folder.read(FILE)
+    }
+
+    fn save(&self, folder: &GuestFolder) -> Result<(), RegistryError> {
+        folder.write(FILE, self)
+    }
+
+    fn connect_old(&self) -> Option<Qmp> {
+        connect_to(&self.old_socket, &self.old)
+    }
+
+    /// Connects to the new QEMU, under whichever name its socket has by now.
+    fn connect_new(&self, folder: &GuestFolder) -> Option<Qmp> {
+        let new = self.new.as_ref()?;
+        connect_to(&folder.file(SOCKET), new).or_else(|| connect_to(&self.next.qmp, new))
+    }
+}
+
+/// Connects to this very process, and to no other that took the socket over.
+fn connect_to(socket: &Path, process: &ProcessId) -> Option<Qmp> {
+    if !process.is_alive() {
+        return None;
+    }
+    Qmp::connect(socket).ok().filter(|qmp| qmp.peer_pid().is_ok_and(|pid| pid == process.pid))
+}
+
+/// Ends a process by SIGKILL and waits until it is gone.
+fn kill(process: &ProcessId) {
+    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return };
+    if process.is_alive() {
+        let _ = handle.kill();
+        process.ends_within(ENDS_WITHIN);
+    }
+}
+
+/// Whether a hand-over was begun and not finished.
+pub(crate) fn is_under_way(folder: &GuestFolder) -> bool {
+    folder.file(FILE).exists()
+}
+
+/// Finishes a hand-over that a dead command left, if there is one: forward
+/// where the guest has moved, back where it has not. Says whether there was one.
+///
+/// # Errors
+/// [`HandoverError::Unknown`] where it cannot be known; both are left as they
+/// are then.
+pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<bool, HandoverError> {
+    let Some(handover) = Handover::load(folder)? else { return Ok(false) };
+    let mut old = handover.connect_old();
+    let fate = match handover.stage {
+        Stage::Starting => Fate::Stayed,
+        Stage::Moved => Fate::Moved(None),
+        Stage::Moving => fate(&handover, folder, old.as_mut(), None),
+    };
+    match fate {
+        Fate::Moved(new) => {
+            forward(folder, handover, old.as_mut(), new, &mut || {}).map(drop)?;
+        }
+        Fate::Stayed => back(folder, &handover, old.as_mut())?,
+        Fate::Unknown => {
+            return Err(HandoverError::Unknown(record.name.clone(), handover.old.pid));
+        }
+    }
+    Ok(true)
+}
+
+/// Goes on to the end: the guest is in the new QEMU. `before_end` is called when
+/// the old one has stopped for good and is still there.
+fn forward(
+    folder: &GuestFolder,
+    mut handover: Handover,
+    mut old: Option<&mut Qmp>,
+    new: Option<Qmp>,
+    before_end: &mut dyn FnMut(),
+) -> Result<Moved, HandoverError> {
+    handover.stage = Stage::Moved;
+    handover.save(folder)?;
+    let mut problems = Vec::new();
+    let mut new = new.or_else(|| handover.connect_new(folder));
+    if let Some(new) = new.as_mut().filter(|_| !handover.forwards.is_empty()) {
+        // Asked for them: the end of a process with much memory takes a while.
+        let released = old.as_deref_mut().map(|old| forwards::remove(old, &handover.forwards));
+        if !matches!(released, Some(Ok(()))) {
+            kill(&handover.old);
+        }
+        problems.extend(forwards::add(new, &handover.forwards)?);
+    }
+    for Rename { aside, own } in &handover.renames {
+        match fs::rename(aside, own) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                problems.push(format!("{} has no new owner: {error}", own.display()));
+            }
+            _ => {}
+        }
+    }
+    let told = old.and_then(|old| old.execute("query-migrate", json!({})).ok());
+    let downtime_ms = told.and_then(|told| told["downtime"].as_u64());
+    before_end();
+    kill(&handover.old);
+    if let Some(new) = &mut new {
+        for later in &handover.later {
+            problems.extend(open_later(new, later)?);
+        }
+        restore_settings(new, &handover)?;
+    }
+    let mut next = handover.next;
+    next.process = handover.new.unwrap_or(next.process);
+    folder.set_record(&next)?;
+    Journal::close(folder)?;
+    folder.remove(FILE)?;
+    Ok(Moved { record: next, downtime_ms, problems })
+}
+
+fn open_later(new: &mut Qmp, later: &Later) -> Result<Option<String>, HandoverError> {
+    match later {
+        Later::Monitor(line) => {
+            let said = forwards::monitor(new, line)?;
+            let refused = !said.trim().is_empty() && !said.contains("Waiting for");
+            Ok(refused.then(|| said.trim().to_owned()))
+        }
+        Later::Vnc(addresses) => {
+            let arguments = json!({"type": "vnc", "addresses": addresses});
+            let answer = new.execute("display-update", arguments);
+            Ok(answer.err().map(|error| error.to_string()))
+        }
+    }
+}
+
+/// Gives the new QEMU the migration settings that the old one had, as far as it
+/// knows them.
+fn restore_settings(new: &mut Qmp, handover: &Handover) -> Result<(), HandoverError> {
+    let known = new.execute("query-migrate-capabilities", json!({}))?;
+    let before = handover.capabilities.as_array();
+    let of = |name: &Value| before?.iter().find(|it| &it["capability"] == name);
+    let changed = known.as_array().into_iter().flatten().filter_map(|now| {
+        let before = of(&now["capability"])?;
+        let differs = before["state"] != now["state"];
+        differs
+            .then(|| Some((now["capability"].as_str()?.to_owned(), before["state"].as_bool()?)))?
+    });
+    for setting in changed.collect::<Vec<_>>() {
+        // One by one: what a newer QEMU refuses must not keep the others away.
+        let _ = state::set_capabilities(new, [setting]);
+    }
+    let known = new.execute("query-migrate-parameters", json!({}))?;
+    let before = handover.parameters.as_object().into_iter().flatten();
+    for (name, value) in before.filter(|(name, value)| known.get(name.as_str()) != Some(*value)) {
+        if known.get(name).is_some() {
+            let _ = new.execute("migrate-set-parameters", json!({name: value}));
+        }
+    }
+    Ok(())
+}
+
+/// Goes back: the guest is in the old QEMU, and stays there.
+fn back(
+    folder: &GuestFolder,
+    handover: &Handover,
+    old: Option<&mut Qmp>,
+) -> Result<(), HandoverError> {
+    end_strays(folder, handover);
+    if handover.stage != Stage::Starting {
+        // Should this fail: whoever tries again must not ask where the guest is.
+        Handover { stage: Stage::Starting, ..handover.clone() }.save(folder)?;
+    }
+    for Rename { aside, .. } in &handover.renames {
+        let _ = fs::remove_file(aside);
+    }
+    let put = match old {
+        Some(qmp) => put_back(qmp, folder),
+        None => Ok(()),
+    };
+    match put {
+        // A QEMU that is ending closes its socket before it is gone.
+        Err(error) if !handover.old.ends_within(END_WITHIN) => return Err(Box::new(error).into()),
+        _ if handover.old.is_alive() && Journal::load(folder)?.is_some() => {
+            return Err(HandoverError::Qmp(QmpError::Busy));
+        }
+        _ => Journal::close(folder)?,
+    }
+    Ok(folder.remove(FILE)?)
+}
+
+/// Ends the new QEMU, also one whose starter died before it could note it: its
+/// command line names our socket.
+fn end_strays(folder: &GuestFolder, handover: &Handover) {
+    if let Some(new) = &handover.new {
+        return kill(new);
+    }
+    // One that was just forked may not have its own command line yet.
+    for _ in 0..3 {
+        processes_naming(&folder.file(SOCKET)).iter().for_each(kill);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Processes that have this path in a word of their command line.
+fn processes_naming(path: &Path) -> Vec<ProcessId> {
+    let wanted = format!("path={},", path.display().to_string().replace(',', ",,"));
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter(|process| {
+        process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains(&wanted)))
+    })
+    .filter_map(|process| ProcessId::of(process.pid))
+    .collect()
+}

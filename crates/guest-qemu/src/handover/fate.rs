@@ -1,0 +1,148 @@
+//! In which QEMU a guest is whose stream was begun.
+
+use super::{Handover, kill};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::GuestFolder;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long the stream may take from its begin to RESUME. It is short; but a
+/// host may be slow, and nothing is lost by waiting.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_micros(500);
+/// How often they are asked how far the stream is; they have to move the guest.
+const ASK_BOTH_EVERY: Duration = Duration::from_millis(20);
+
+/// In which QEMU the guest is.
+pub(super) enum Fate {
+    /// In the new one; a connection to it, if it lives.
+    Moved(Option<Qmp>),
+    /// In the old one; the new one never ran it and is dead, or is to be ended.
+    Stayed,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Waits until it is decided. `watched` is a connection to the new QEMU that was
+/// there when the stream began; without it, what it said before is not known.
+pub(super) fn fate(
+    handover: &Handover,
+    folder: &GuestFolder,
+    mut old: Option<&mut Qmp>,
+    watched: Option<Qmp>,
+) -> Fate {
+    let mut knows = watched.is_some();
+    let mut new = watched.or_else(|| handover.connect_new(folder));
+    let deadline = Instant::now() + ARRIVES_WITHIN;
+    let mut ask_both = Instant::now() + ASK_BOTH_EVERY;
+    loop {
+        if new.is_none() && handover.new.is_some_and(|new| new.is_alive()) {
+            // It may be too busy to answer yet.
+            new = handover.connect_new(folder);
+            if new.is_none() && Instant::now() > deadline {
+                return Fate::Unknown;
+            }
+            std::thread::sleep(POLL);
+            continue;
+        }
+        let Some(qmp) = &mut new else { break };
+        if qmp.has_resumed() {
+            return Fate::Moved(new);
+        }
+        match arrival(qmp, handover.was_running) {
+            Ok(Arrival::Waiting) => knows = true,
+            Ok(Arrival::Moved) => return Fate::Moved(new),
+            Ok(Arrival::Stuck) => return Fate::Stayed,
+            // It may be ending; what it said before is still to be read.
+            Err(_) if qmp.has_resumed() => return Fate::Moved(None),
+            Err(_) => break,
+        }
+        if Instant::now() > ask_both {
+            let stream = old.as_deref_mut().map_or(Stream::UnderWay, stream);
+            let over = stream == Stream::Broken || has_loaded(qmp);
+            if over && !qmp.has_resumed() || Instant::now() > deadline {
+                break;
+            }
+            ask_both = Instant::now() + ASK_BOTH_EVERY;
+        }
+        std::thread::sleep(POLL);
+    }
+    // It is ended before anything is decided: it must not resume afterwards.
+    if let Some(process) = &handover.new {
+        kill(process);
+    }
+    if new.as_mut().is_some_and(Qmp::has_resumed) {
+        return Fate::Moved(None);
+    }
+    // Without our eyes on it all the while, only a stream that lacks its end
+    // says that the guest never ran in it.
+    let complete = |old| settled_stream(old) == Stream::Complete;
+    if !knows && old.is_some_and(complete) { Fate::Unknown } else { Fate::Stayed }
+}
+
+enum Arrival {
+    Waiting,
+    Moved,
+    /// Loaded, but it cannot run.
+    Stuck,
+}
+
+/// How far the new QEMU is by its own word.
+fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
+    let status = new.execute("query-status", json!({}))?;
+    Ok(match status["status"].as_str() {
+        Some("inmigrate") | None => Arrival::Waiting,
+        // A guest that stood still arrives so.
+        _ if !was_running || status["running"] == true || new.has_resumed() => Arrival::Moved,
+        // It was loaded, but something keeps it from running: its disks, say.
+        _ => match new.execute("cont", json!({})) {
+            Ok(_) => Arrival::Moved,
+            Err(_) => Arrival::Stuck,
+        },
+    })
+}
+
+/// Whether a QEMU that has not let the guest run has loaded all, or failed to: it
+/// will not any more.
+fn has_loaded(new: &mut Qmp) -> bool {
+    let told = new.execute("query-migrate", json!({}));
+    told.is_ok_and(|told| told["status"] == "completed" || told["status"] == "failed")
+}
+
+#[derive(PartialEq, Eq)]
+enum Stream {
+    UnderWay,
+    /// The old QEMU sent all of it, and stands still.
+    Complete,
+    /// It never will.
+    Broken,
+}
+
+/// How far the old QEMU is by its own word. What it says of an earlier migration
+/// is told from this one by whether the guest runs.
+fn stream(old: &mut Qmp) -> Stream {
+    let mut ask = |command: &str| -> Result<String, QmpError> {
+        let answer = old.execute(command, json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or("none").to_owned())
+    };
+    let (Ok(migration), Ok(guest)) = (ask("query-migrate"), ask("query-status")) else {
+        // Perhaps it has just ended.
+        return Stream::UnderWay;
+    };
+    match (migration.as_str(), guest.as_str()) {
+        ("completed", "postmigrate" | "finish-migrate") => Stream::Complete,
+        ("completed" | "none" | "failed" | "cancelled", _) => Stream::Broken,
+        _ => Stream::UnderWay,
+    }
+}
+
+/// The same when it sends to nobody any more: it will know soon.
+fn settled_stream(old: &mut Qmp) -> Stream {
+    let deadline = Instant::now() + ARRIVES_WITHIN;
+    loop {
+        match stream(old) {
+            Stream::UnderWay if Instant::now() < deadline => std::thread::sleep(POLL),
+            settled => return settled,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Forwarded ports of user-mode networking: what is forwarded now, by QEMU's
+//! own word, and the same in another QEMU.
+
+use crate::qmp::{Qmp, QmpError};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// A port of the host that leads to one of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    /// Which backend of user-mode networking, in the order of the command line:
+    /// their names may be QEMU's own.
+    backend: usize,
+    /// As the monitor's `hostfwd_add` takes it.
+    rule: String,
+    /// As its `hostfwd_remove` takes it.
+    from: String,
+}
+
+/// What a QEMU forwards now.
+pub(crate) fn forwards(qmp: &mut Qmp) -> Result<Vec<Forward>, QmpError> {
+    Ok(parse(&monitor(qmp, "info usernet")?).1)
+}
+
+/// Lets go of ports.
+pub(crate) fn remove(qmp: &mut Qmp, forwards: &[Forward]) -> Result<(), QmpError> {
+    if forwards.is_empty() {
+        return Ok(());
+    }
+    let (names, _) = parse(&monitor(qmp, "info usernet")?);
+    for Forward { backend, from, .. } in forwards {
+        if let Some(name) = names.get(*backend) {
+            monitor(qmp, &format!("hostfwd_remove {name} {from}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Forwards what is not forwarded yet; returns what QEMU said against it.
+pub(crate) fn add(qmp: &mut Qmp, wanted: &[Forward]) -> Result<Vec<String>, QmpError> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (names, there) = parse(&monitor(qmp, "info usernet")?);
+    let mut problems = Vec::new();
+    for forward in wanted.iter().filter(|it| !there.contains(it)) {
+        let name = names.get(forward.backend).map_or("", String::as_str);
+        let said = monitor(qmp, &format!("hostfwd_add {name} {}", forward.rule))?;
+        if !said.trim().is_empty() {
+            problems.push(said.trim().to_owned());
+        }
+    }
+    Ok(problems)
+}
+
+/// Runs a command of the monitor for people.
+pub(crate) fn monitor(qmp: &mut Qmp, line: &str) -> Result<String, QmpError> {
+    let said = qmp.execute("human-monitor-command", json!({"command-line": line}))?;
+    Ok(said.as_str().unwrap_or_default().to_owned())
+}
+
+/// Reads `info usernet`: under the name of each backend a table, in which a
+/// forwarded port is such a line:
+/// `TCP[HOST_FORWARD]  12  127.0.0.1 5555  10.0.2.15  22  0  0`.
+fn parse(text: &str) -> (Vec<String>, Vec<Forward>) {
+    let (mut names, mut found) = (Vec::new(), Vec::new());
+    for line in text.lines().map(str::trim_end) {
+        if let Some(heading) = line.strip_suffix("):") {
+            names.push(heading.split_once('(').map_or(heading, |(_, name)| name).to_owned());
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [kind, _, host, port, guest, guest_port, ..] = words[..] else { continue };
+        let Some(protocol) = kind.strip_suffix("[HOST_FORWARD]") else { continue };
+        let any = |address: &str| if address == "*" { String::new() } else { address.to_owned() };
+        let from = format!("{}:{}:{port}", protocol.to_lowercase(), any(host));
+        let rule = format!("{from}-{}:{guest_port}", any(guest));
+        found.push(Forward { backend: names.len().saturating_sub(1), rule, from });
+    }
+    (names, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarded_ports_are_read_and_connections_are_not() {
+        let text = "Hub -1 (net0):\r\n  Protocol[State]    FD  Source Address  Port   \
+            Dest. Address  Port RecvQ SendQ\r\n  TCP[ESTABLISHED]   15       10.0.2.15 48000 \
+            10.0.2.2  8080     0     0\r\n  TCP[HOST_FORWARD]  12       127.0.0.1  5555       \
+            10.0.2.15    22     0     0\r\nHub -1 (#net020):\r\n  UDP[HOST_FORWARD]  13      \
+            *  6000       10.0.2.16    53     0     0\r\n";
+        let (names, forwards) = parse(text);
+        assert_eq!(names, ["net0", "#net020"]);
+        let rules: Vec<_> =
+            forwards.iter().map(|it| (it.backend, it.rule.as_str(), it.from.as_str())).collect();
+        let expected = [
+            (0, "tcp:127.0.0.1:5555-10.0.2.15:22", "tcp:127.0.0.1:5555"),
+            (1, "udp::6000-10.0.2.16:53", "udp::6000"),
+        ];
+        assert_eq!(rules, expected);
+    }
+}

@@ -1,0 +1,222 @@
+//! Starting the new QEMU and moving the guest.
+
+use super::fate::{Fate, fate};
+use super::{Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward};
+use crate::discover::{map_ram_files, maps_file};
+use crate::guest::{QemuGuest, uffd_origin};
+use crate::journal::Journal;
+use crate::launch::{Launched, launch};
+use crate::qmp::Qmp;
+use crate::recover::is_running;
+use crate::registry::GuestRecord;
+use crate::state;
+use dewar_guest::{Guest, GuestError};
+use dewar_kernel::Pid;
+use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
+use serde_json::json;
+
+/// A new QEMU that waits for the guest. Dropped, it is ended and the guest stays
+/// where it is.
+#[derive(Debug)]
+pub struct Waiting<'g> {
+    guest: &'g mut QemuGuest,
+    handover: Handover,
+    new: Option<Qmp>,
+    done: bool,
+}
+
+/// A guest that has moved.
+#[derive(Debug)]
+pub struct Moved {
+    /// Its record now.
+    pub record: GuestRecord,
+    /// How long the guest stood still, as the old QEMU counts it.
+    pub downtime_ms: Option<u64>,
+    /// What could not be given to the new QEMU.
+    pub problems: Vec<String>,
+}
+
+impl Plan {
+    /// Starts the new QEMU.
+    ///
+    /// # Errors
+    /// Where it does not start or is not fit for the guest; it is ended, and the
+    /// guest runs on as it did.
+    pub fn start(self, guest: &mut QemuGuest) -> Result<Waiting<'_>, HandoverError> {
+        let record = guest.record.clone();
+        let qmp = &mut guest.qmp;
+        let capabilities = qmp.execute("query-migrate-capabilities", json!({}))?;
+        let parameters = qmp.execute("query-migrate-parameters", json!({}))?;
+        let journal = Journal {
+            was_running: is_running(qmp)?,
+            capabilities: state::capabilities_to_change(qmp, self.bitmaps)?,
+            tls_creds: state::tls_creds(qmp)?,
+            disks: Vec::new(),
+        };
+        let mut renames = self.taken.renames;
+        let next = GuestRecord {
+            program: self.program.clone(),
+            qmp: guest.folder.file("qmp.sock"),
+            ram: self.ram,
+            ..record.clone()
+        };
+        let socket = guest.folder.file(SOCKET);
+        renames.push(crate::cmdline::Rename { aside: socket.clone(), own: next.qmp.clone() });
+        let handover = Handover {
+            stage: Stage::Starting,
+            old: record.process,
+            old_socket: record.qmp.clone(),
+            new: None,
+            was_running: journal.was_running,
+            next,
+            renames,
+            later: self.taken.later,
+            forwards: self.forwards,
+            capabilities,
+            parameters,
+        };
+        handover.save(&guest.folder)?;
+        journal.save(&guest.folder)?;
+        let mut waiting = Waiting { guest, handover, new: None, done: false };
+        let folder = waiting.guest.folder.clone();
+        let log = folder.file("console.log");
+        let launched = launch(&self.program, &self.run, &record.folder, &log, &socket, self.files)?;
+        waiting.take(launched, self.bitmaps)?;
+        Ok(waiting)
+    }
+}
+
+impl Waiting<'_> {
+    /// Notes the new QEMU and sees that it is fit.
+    fn take(&mut self, launched: Launched, bitmaps: bool) -> Result<(), HandoverError> {
+        self.handover.new = Some(launched.process);
+        self.handover.save(&self.guest.folder)?;
+        let mut qmp = launched.qmp;
+        let program = self.handover.next.program.clone();
+        let unfit = |why: &str| HandoverError::Unfit { program, why: why.to_owned() };
+        for file in &self.handover.next.ram {
+            if !maps_file(launched.process.pid, &file.path) {
+                let path = file.path.display();
+                return Err(unfit(&format!("does not use the RAM file {path}")));
+            }
+        }
+        let status = qmp.execute("query-status", json!({}))?;
+        if status["status"] != "inmigrate" {
+            return Err(unfit("does not wait for the guest"));
+        }
+        let needed = state::capabilities_to_change(&mut qmp, bitmaps)?;
+        state::set_capabilities(&mut qmp, needed.into_iter().map(|(name, now)| (name, !now)))?;
+        let ignores = qmp.execute("query-migrate-capabilities", json!({}))?;
+        let mut all = ignores.as_array().into_iter().flatten();
+        if !all.any(|it| it["capability"] == "x-ignore-shared" && it["state"] == true) {
+            return Err(unfit("cannot leave shared RAM where it is"));
+        }
+        self.new = Some(qmp);
+        Ok(())
+    }
+
+    /// The new QEMU's process and the guest's RAM as it has it mapped, and how it
+    /// may make a userfaultfd.
+    ///
+    /// # Errors
+    /// Where its RAM is not mapped as it should be.
+    pub fn memory(&mut self) -> Result<(ProcessHandle, Ram, UffdOrigin), GuestError> {
+        let pid = self.handover.new.map_or(0, |new| new.pid);
+        let process = ProcessHandle::open(Pid(pid))?;
+        let next = &self.handover.next;
+        let ram = map_ram_files(&next.name, pid, &next.ram)?;
+        let qmp = self.new.as_mut().ok_or_else(|| GuestError::Ended {
+            guest: self.guest.record.name.clone(),
+            operation: "its new QEMU was looked at".to_owned(),
+        })?;
+        let origin = uffd_origin(qmp, &process).map_err(|error| GuestError::Failed {
+            operation: "handing over /dev/userfaultfd".to_owned(),
+            guest: self.guest.record.name.clone(),
+            cause: error.to_string(),
+        })?;
+        Ok((process, ram, origin))
+    }
+
+    /// The number of the old QEMU's process.
+    pub fn old_pid(&self) -> i32 {
+        self.handover.old.pid
+    }
+
+    /// Moves the guest. `step` is told where we are; `before_end` is called when
+    /// the old QEMU has stopped for good and is still there.
+    ///
+    /// # Errors
+    /// Where the new QEMU does not take it; the guest then runs on in the old
+    /// one ([`HandoverError::Unknown`] and [`HandoverError::Crashed`] apart).
+    pub fn go(
+        mut self,
+        step: &dyn Fn(&str),
+        before_end: &mut dyn FnMut(),
+    ) -> Result<Moved, HandoverError> {
+        let folder = self.guest.folder.clone();
+        let Some(mut new) = self.new.take() else {
+            return Err(self.refused("it ended while it waited"));
+        };
+        // What the host caches of its disks must not be written in the pause.
+        self.guest.flush()?;
+        let journal = Journal::load(&folder)?.unwrap_or_default();
+        let old = &mut self.guest.qmp;
+        let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
+        state::set_capabilities(old, needed)?;
+        if journal.tls_creds.is_some() {
+            state::set_tls_creds(old, "")?;
+        }
+        self.handover.stage = Stage::Moving;
+        self.handover.save(&folder)?;
+        step("moving");
+        let begun = state::connect(old, &mut new).and_then(|()| {
+            step("listening");
+            state::begin(old)
+        });
+        if let Err(error) = begun {
+            return Err(self.refused(&error.to_string()));
+        }
+        step("begun");
+        match fate(&self.handover, &folder, Some(old), Some(new)) {
+            Fate::Moved(new) => {
+                step("resumed");
+                self.done = true;
+                let lives = new.is_some();
+                let handover = self.handover.clone();
+                let moved = forward(&folder, handover, Some(&mut self.guest.qmp), new, before_end)?;
+                if lives { Ok(moved) } else { Err(HandoverError::Crashed) }
+            }
+            Fate::Stayed => Err(self.refused("the guest went on where it was")),
+            Fate::Unknown => {
+                self.done = true;
+                let record = &self.guest.record;
+                Err(HandoverError::Unknown(record.name.clone(), record.process.pid))
+            }
+        }
+    }
+
+    /// The error of a new QEMU that does not take the guest, with its own words.
+    fn refused(&mut self, why: &str) -> HandoverError {
+        let said = crate::launch::last_words(&self.guest.folder.file("console.log"));
+        let why = said.map_or_else(|| why.to_owned(), |said| format!("{why}; it said: {said}"));
+        HandoverError::Refused { program: self.handover.next.program.clone(), why }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.new = None;
+            // What is left shows in the guest's health, and the next command
+            // tries again.
+            let folder = self.guest.folder.clone();
+            let mut other = None;
+            let usable = self.guest.qmp.execute("query-status", json!({})).is_ok();
+            if !usable {
+                other = connect_to(&self.handover.old_socket, &self.handover.old);
+            }
+            let old = if usable { Some(&mut self.guest.qmp) } else { other.as_mut() };
+            let _ = back(&folder, &self.handover, old);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a hand-over needs, found out before anything is touched.
+
+use super::forwards::{self, Forward};
+use super::holder::OpenFiles;
+use super::{HandoverError, SOCKET};
+use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
+use crate::discover::maps_file;
+use crate::guest::QemuGuest;
+use crate::registry::RamFile;
+use serde_json::{Value, json};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// A hand-over that can be begun.
+#[derive(Debug)]
+pub struct Plan {
+    /// The program of the new QEMU.
+    pub(super) program: PathBuf,
+    pub(super) run: RunPlan,
+    /// The guest's RAM, in the order of its pages.
+    pub(super) ram: Vec<RamFile>,
+    /// Files that the new QEMU inherits.
+    pub(super) files: Vec<OwnedFd>,
+    pub(super) taken: TakenOver,
+    pub(super) forwards: Vec<Forward>,
+    /// Whether QEMU tracks writes to disks, so that the tracking moves too.
+    pub(super) bitmaps: bool,
+}
+
+impl Plan {
+    /// Plans how `program` takes a guest over.
+    ///
+    /// # Errors
+    /// [`HandoverError::Unsupported`] with the reason why it cannot.
+    pub fn new(guest: &mut QemuGuest, program: &Path) -> Result<Self, HandoverError> {
+        let record = guest.record().clone();
+        let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
+        refuse_what_is_under_way(guest).map_err(|why| match why {
+            Ok(why) => unfit(why),
+            Err(error) => error.into(),
+        })?;
+        let scratch = guest.folder.file("");
+        let (qmp, process) = (&mut guest.qmp, &guest.process);
+        let forwards = forwards::forwards(qmp)?;
+        let mut files = OpenFiles::of(process, qmp)
+            .map_err(|error| unfit(format!("its open files: {error}")))?;
+        let taken = take_over(&record.arguments, &record.folder, &scratch, Some(&mut files))
+            .map_err(|why| unfit(why.to_string()))?;
+        let ram_path = |id: &str| {
+            let known = record.ram.iter().find(|file| file.id == id);
+            known.map_or_else(PathBuf::new, |file| file.path.clone())
+        };
+        let mut run = plan_run(&taken.line, &guest.folder.file(SOCKET), ram_path)
+            .map_err(|why| unfit(why.to_string()))?;
+        let mut ram = record.ram.clone();
+        for file in &mut ram {
+            let planned = run.regions.iter().find(|region| region.id == file.id);
+            file.path = planned.map_or_else(PathBuf::new, |it| record.folder.join(&it.path));
+            if !maps_file(record.process.pid, &file.path) {
+                let path = file.path.display();
+                return Err(unfit(format!("its RAM '{}' is not the file {path}", file.id)));
+            }
+        }
+        let machine = format!("type={}", guest.found.machine);
+        let rest = ["-machine", &machine, "-incoming", "defer"];
+        run.arguments.extend(rest.map(str::to_owned));
+        let files = files.claimed;
+        let bitmaps = has_bitmaps(guest)?;
+        Ok(Self { program: program.to_owned(), run, ram, files, taken, forwards, bitmaps })
+    }
+
+    /// What the guest's users will lose, each a sentence.
+    pub fn losses(&self) -> &[String] {
+        &self.taken.losses
+    }
+}
+
+/// What must end before the guest can move.
+fn refuse_what_is_under_way(
+    guest: &mut QemuGuest,
+) -> Result<(), Result<String, crate::qmp::QmpError>> {
+    let mut ask = |command: &str| guest.qmp.execute(command, json!({})).map_err(Err);
+    if let Some(job) = ask("query-block-jobs")?.as_array().and_then(|jobs| jobs.first()) {
+        return Err(Ok(format!("block job {} is under way", job["device"])));
+    }
+    if let Some(export) = ask("query-block-exports")?.as_array().and_then(|all| all.first()) {
+        return Err(Ok(format!("disk {} is exported", export["node-name"])));
+    }
+    if ask("query-status")?["status"] == "postmigrate" {
+        return Err(Ok("it stands still since its state was saved; let it run first".to_owned()));
+    }
+    Ok(())
+}
+
+fn has_bitmaps(guest: &mut QemuGuest) -> Result<bool, HandoverError> {
+    let nodes = guest.qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let has = |node: &Value| node["dirty-bitmaps"].as_array().is_some_and(|it| !it.is_empty());
+    Ok(nodes.as_array().is_some_and(|nodes| nodes.iter().any(has)))
+}
