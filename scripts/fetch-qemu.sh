@@ -50,6 +50,7 @@ cat >"$cache.part/qemu-system-x86_64" <<'WRAPPER'
 #!/bin/sh
 root=$(dirname "$0")/root
 libraries=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
+export QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
 LD_LIBRARY_PATH=$libraries exec "$root/usr/bin/qemu-system-x86_64" \
     -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
 WRAPPER

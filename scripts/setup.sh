@@ -7,7 +7,7 @@ sudo=()
 [ "$(id -u)" = 0 ] || sudo=(sudo)
 
 # The kernel, for the test guests: fetched, never installed.
-needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod gcc libc6-dev
+needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod iproute2 gcc libc6-dev
     make pkg-config perl xz-utils zstd ca-certificates redis-tools)
 # The second QEMU of the tests comes from Debian's archive, everywhere.
 if ! grep -q '^ID=debian' /etc/os-release; then needed+=(debian-archive-keyring); fi

@@ -249,3 +249,47 @@ fn an_old_qemu_that_dies_before_the_end_takes_the_guest_with_it() {
         lab.wait_for_memory("g");
     }
 }
+
+#[test]
+fn twenty_in_a_row_with_checkpoints_between_keep_the_chain() {
+    let Some(next) = other("twenty_in_a_row") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    guest.console.ask("fill 64 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g"]).done();
+    for round in 0..20 {
+        let program = if round % 2 == 0 { next.display().to_string() } else { qemu() };
+        upgrade(&lab, &mut guest, &program);
+        guest.console.ask("verify").expect("consistent");
+        if round % 5 == 4 {
+            // What was written in the process before is in it, and no more.
+            let told = common::assert_exact(&lab, &mut guest, &format!("round {round}"));
+            assert_eq!(told["tracked"], true, "{told}");
+            let unchanged = told["pages"]["unchanged"].as_u64().expect("number");
+            assert!(unchanged > 16_000, "{told}");
+        }
+    }
+    assert_one_whole(&lab, &mut guest, "twenty upgrades");
+}
+
+#[test]
+fn six_idle_guests_at_once() {
+    let Some(next) = other("six_idle_guests_at_once") else { return };
+    let lab = common::lab();
+    let mut guests: Vec<TestGuest> = (0..6)
+        .map(|number| {
+            let extra = ["-machine", "pc-q35-7.2"].map(str::to_owned).to_vec();
+            let spec = GuestSpec { extra, memory_mib: 192, ..GuestSpec::default() };
+            lab.run(&format!("g{number}"), &spec).expect("guest")
+        })
+        .collect();
+    let told =
+        lab.dewar(&["upgrade", "--all", "--qemu", &next.display().to_string()]).done().json();
+    assert_eq!(told["upgraded"], 6, "{told}");
+    assert_eq!(qemus(&lab).len(), 6);
+    for guest in &mut guests {
+        guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+        guest.console.ask("count").expect("it runs");
+    }
+    assert!(told["guests"].as_array().expect("list").iter().all(|it| it["exit_code"] == 0));
+}

@@ -15,10 +15,14 @@
 //!   `none`.
 //! - `verify`: every writer checks everything it knows. `ok STEPS` or `bad WHY`.
 //! - `count`: steps, or words, done so far.
+//! - `net ADDRESS`: gives the first network card an address, such as 10.9.0.2/24.
+//! - `listen`: answers on TCP: on port 80 with a web page, on port 7 with what it
+//!   is sent.
 //! - `quit`: powers the guest down.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -88,6 +92,8 @@ fn serve(tty: &str) {
             "check" => check(&mut guest, number(1), number(2), words.get(3).copied().unwrap_or("none")),
             "verify" => verify(&guest),
             "count" => Ok(guest.count.load(Relaxed).to_string()),
+            "net" => network(words.get(1).copied().unwrap_or_default()),
+            "listen" => listen(80, web).and_then(|_| listen(7, echo)),
             "quit" => {
                 let _ = std::process::Command::new("poweroff").arg("-f").status();
                 Ok(String::new())
@@ -99,6 +105,44 @@ fn serve(tty: &str) {
             Err(text) => format!("bad {text}"),
         };
         let _ = writeln!(answers, "\n@{text}");
+    }
+}
+
+fn network(address: &str) -> Result<String, String> {
+    let ip = |words: &[&str]| {
+        let status = std::process::Command::new("ip").args(words).status();
+        status.is_ok_and(|it| it.success()).then_some(()).ok_or("ip failed".to_owned())
+    };
+    ip(&["addr", "add", address, "dev", "eth0"])?;
+    ip(&["link", "set", "eth0", "up"])?;
+    Ok(String::new())
+}
+
+/// Serves each connection to a port with a thread of its own.
+fn listen(port: u16, serve: fn(TcpStream) -> std::io::Result<()>) -> Result<String, String> {
+    let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| error.to_string())?;
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream));
+        }
+    });
+    Ok(String::new())
+}
+
+fn web(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut request = [0; 1024];
+    let _ = stream.read(&mut request)?;
+    stream.write_all(b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nwarm\n")
+}
+
+fn echo(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut bytes = [0; 1024];
+    loop {
+        let count = stream.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        stream.write_all(&bytes[..count])?;
     }
 }
 

@@ -82,7 +82,9 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     // Without it the next checkpoint compares; it loses nothing.
     let tracking = Tracking { process, tracker: taken.tracker, since, before: Vec::new() };
     let _ = tracking.save(&guest_folder);
-    context.print(to_json(&taken.record, &store), &describe(&taken, args.max_pause));
+    let mut told = to_json(&taken.record, &store);
+    told["tracked"] = taken.by_tracking.into();
+    context.print(told, &describe(&taken, args.max_pause));
     Ok(())
 }
 

@@ -1,0 +1,172 @@
+//! What only one QEMU can have, before and after another one took over: disks,
+//! ports, sockets, taps, pid files, logs.
+
+mod common;
+
+use dewar_guest_qemu::Qmp;
+use dewar_testkit::{Console, GuestSpec, Lab, Network, TestGuest, is_alive, next_qemu, web_load};
+use serde_json::json;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The other QEMU; where there is none, the same one serves.
+fn other() -> String {
+    next_qemu().map_or_else(dewar_testkit::qemu, |program| program.display().to_string())
+}
+
+fn spec(extra: &[&str]) -> GuestSpec {
+    let machine = ["-machine", "pc-q35-7.2"];
+    let extra = machine.iter().chain(extra).map(|word| (*word).to_owned()).collect();
+    GuestSpec { extra, ..GuestSpec::default() }
+}
+
+fn upgrade(lab: &Lab, guest: &mut TestGuest, more: &[&str]) -> serde_json::Value {
+    let other = other();
+    let line = [&["upgrade", &guest.name, "--qemu", &other], more].concat();
+    let told = lab.dewar(&line).done().json();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    told
+}
+
+/// A TCP port that nobody has.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
+    listener.local_addr().expect("address").port()
+}
+
+/// The inode of a path, and whether a process has a socket that listens there.
+fn answers(path: &Path) -> bool {
+    UnixStream::connect(path).is_ok()
+}
+
+#[test]
+fn what_users_hold_by_path_or_port_works_after_as_before() {
+    let lab = common::lab();
+    let at = |name: &str| lab.path().join(name).display().to_string();
+    let (pid_file, log, user, monitor) = (at("pid"), at("log"), at("user.qmp"), at("monitor"));
+    let (forward, tcp, vnc) = (free_port(), free_port(), free_port().max(5901));
+    let spec = spec(&[
+        "-pidfile",
+        &pid_file,
+        "-serial",
+        &format!("file:{log}"),
+        "-qmp",
+        &format!("unix:{user},server=on,wait=off"),
+        "-monitor",
+        &format!("unix:{monitor},server,nowait"),
+        "-chardev",
+        &format!("socket,id=t,host=127.0.0.1,port={tcp},server=on,wait=off"),
+        "-device",
+        "virtio-serial",
+        "-device",
+        "virtconsole,chardev=t",
+        "-vnc",
+        &format!("127.0.0.1:{}", vnc - 5900),
+        "-netdev",
+        &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{forward}-:7"),
+        "-device",
+        "virtio-net-pci,netdev=n0",
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("net 10.0.2.15/24").expect("net");
+    guest.console.ask("listen").expect("listen");
+    fs::write(&log, "what was logged before\n").expect("log");
+    // Without a word nobody's connections end.
+    let other = other();
+    lab.dewar(&["upgrade", "g", "--qemu", &other])
+        .failed(1, &["user-mode networking", "was not touched", "--yes"]);
+    let first = lab.pid("g").expect("pid");
+    for round in 0..2 {
+        let told = upgrade(&lab, &mut guest, &["--yes"]);
+        assert_eq!(told["not_handed_over"], json!([]), "{told}");
+        let pid = lab.pid("g").expect("pid");
+        assert_ne!(pid, first);
+        assert_eq!(fs::read_to_string(&pid_file).expect("pid file").trim(), pid.to_string());
+        for socket in [&user, &monitor] {
+            assert!(answers(Path::new(socket)), "{socket} in round {round}");
+            assert!(!Path::new(&format!("{socket}~")).exists());
+        }
+        let mut qmp = Qmp::connect(Path::new(&user)).expect("the user's QMP");
+        assert_eq!(qmp.peer_pid().expect("pid"), pid);
+        assert_eq!(qmp.execute("query-status", json!({})).expect("status")["running"], true);
+        TcpStream::connect(("127.0.0.1", tcp)).expect("the TCP console");
+        let mut greeting = [0; 4];
+        let mut screen = TcpStream::connect(("127.0.0.1", vnc)).expect("VNC");
+        screen.read_exact(&mut greeting).expect("VNC");
+        assert_eq!(&greeting, b"RFB ");
+        echo_once(SocketAddr::from(([127, 0, 0, 1], forward)));
+        // The migration settings are the user's own again.
+        let set = qmp.execute("query-migrate-capabilities", json!({})).expect("capabilities");
+        let ignores = set.as_array().expect("list").iter();
+        assert!(
+            ignores
+                .filter(|it| it["capability"] == "x-ignore-shared")
+                .all(|it| it["state"] == false)
+        );
+    }
+    assert!(fs::read_to_string(&log).expect("log").starts_with("what was logged before\n"));
+    lab.dewar(&["stop", "g", "--now"]).done();
+}
+
+fn echo_once(address: SocketAddr) {
+    let mut stream = TcpStream::connect(address).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+    say(&mut stream, "hello");
+}
+
+fn say(stream: &mut TcpStream, word: &str) {
+    stream.write_all(word.as_bytes()).expect("write");
+    let mut answer = vec![0; word.len()];
+    stream.read_exact(&mut answer).expect("echo");
+    assert_eq!(answer, word.as_bytes());
+}
+
+#[test]
+fn connections_over_a_tap_stay_open() {
+    let network = match Network::new() {
+        Ok(network) => network,
+        Err(error) => {
+            println!("SKIPPED connections_over_a_tap_stay_open: {error}");
+            return;
+        }
+    };
+    let lab = common::lab();
+    let spec = spec(&[
+        "-netdev",
+        "tap,id=n0,ifname=tap0,script=no,downscript=no",
+        "-device",
+        "virtio-net-pci,netdev=n0",
+    ]);
+    let mut guest = network.within(|| lab.run("g", &spec)).expect("guest");
+    guest.console.ask("net 10.9.0.2/24").expect("net");
+    guest.console.ask("listen").expect("listen");
+    let echo = SocketAddr::from(([10, 9, 0, 2], 7));
+    let mut stream = network.within(|| TcpStream::connect(echo)).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+    say(&mut stream, "before");
+    let stop = AtomicBool::new(false);
+    let load = std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            network.within(|| web_load(SocketAddr::from(([10, 9, 0, 2], 80)), 50, &stop))
+        });
+        for round in 0..3 {
+            std::thread::sleep(Duration::from_millis(700));
+            upgrade(&lab, &mut guest, &[]);
+            say(&mut stream, &format!("after {round}"));
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        stop.store(true, Ordering::Relaxed);
+        clients.join().expect("clients")
+    });
+    println!("{} answered, the slowest after {:?}", load.answered, load.slowest);
+    assert!(load.failed.is_empty(), "{:?}", load.failed);
+    assert!(load.answered > 50, "{load:?}");
+    let pid = lab.pid("g").expect("pid");
+    assert!(is_alive(pid));
+    lab.dewar(&["stop", "g", "--now"]).done();
+}

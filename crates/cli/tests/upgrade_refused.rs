@@ -1,0 +1,118 @@
+//! New QEMUs that are none, and guests that cannot move: found out before the
+//! guest is touched, or undone.
+
+mod common;
+
+use dewar_testkit::{GuestSpec, Lab, TestGuest, is_alive, next_qemu};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+fn guest(lab: &Lab, extra: &[&str]) -> TestGuest {
+    let extra = extra.iter().map(|word| (*word).to_owned()).collect();
+    let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    guest
+}
+
+/// That the guest runs on in its old QEMU, over its old sockets.
+fn assert_untouched(lab: &Lab, guest: &mut TestGuest, pid: i32, after: &str) {
+    assert_eq!(lab.pid("g"), Some(pid), "{after}");
+    assert_eq!(lab.ps("g").expect("listed")["state"], "running", "{after}");
+    let folder = lab.root().join("guests/g");
+    for file in ["handover.json", "journal.json", "qmp.sock~"] {
+        assert!(!folder.join(file).exists(), "{file} is left by {after}");
+    }
+    assert!(!guest.folder.join("console~").exists(), "{after}");
+    guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
+}
+
+#[test]
+fn programs_that_are_no_qemu_leave_the_guest_alone() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, &[]);
+    let pid = lab.pid("g").expect("pid");
+    let program = |name: &str, content: &[u8], mode: u32| {
+        let path = lab.path().join(name);
+        fs::write(&path, content).expect("program");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+        path.display().to_string()
+    };
+    // The beginning of a program for ARM.
+    let mut foreign = vec![0; 64];
+    foreign[..20].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0");
+    let cases = [
+        ("missing".to_owned(), "there is no program"),
+        (program("text", b"not a program", 0o644), "did not start"),
+        (program("foreign", &foreign, 0o755), "did not start"),
+        (program("silent", b"#!/bin/sh\nexit 0\n", 0o755), "ended without a word"),
+        (program("broken", b"#!/bin/sh\necho no such luck >&2\nexit 1\n", 0o755), "no such luck"),
+        (program("hangs", b"#!/bin/sh\nexec sleep 600\n", 0o755), "does not offer its QMP socket"),
+        // It takes no notice of the RAM file.
+        (
+            program(
+                "deaf",
+                b"#!/bin/sh\nfor word; do case $word in socket,id=dewar-qmp*) qmp=$word;; esac; done\n\
+                exec qemu-system-x86_64 -nodefaults -display none -m 64 -chardev \"$qmp\" \
+                -mon chardev=dewar-qmp,mode=control\n",
+                0o755,
+            ),
+            "does not use the RAM file",
+        ),
+    ];
+    for (program, words) in cases {
+        lab.dewar(&["upgrade", "g", "--qemu", &program]).failed(1, &[words]);
+        assert_untouched(&lab, &mut guest, pid, &program);
+    }
+    lab.dewar(&["upgrade", "nobody"]).failed(3, &["nobody"]);
+}
+
+#[test]
+fn a_qemu_that_lacks_a_device_leaves_the_guest_alone() {
+    let Some(next) = next_qemu() else {
+        println!("SKIPPED a_qemu_that_lacks_a_device: there is no second QEMU");
+        return;
+    };
+    let lab = common::lab();
+    // QEMU 7.2 has no igb; and 10.0 is the newer of the two or the only one.
+    let (newer, older) = match newer_is_next(&next.display().to_string()) {
+        true => (next.display().to_string(), dewar_testkit::qemu()),
+        false => (dewar_testkit::qemu(), next.display().to_string()),
+    };
+    let folder = lab.guest_folder("g").expect("folder");
+    let extra = ["-machine", "pc-q35-7.2", "-device", "igb"].map(str::to_owned).to_vec();
+    let mut line = GuestSpec { extra, ..GuestSpec::default() }.command(&folder).expect("line");
+    line[0] = newer;
+    let words: Vec<&str> = line.iter().map(String::as_str).collect();
+    lab.dewar(&[&["run", "g", "--"], &words[..]].concat()).done();
+    let mut guest = lab.reach("g").expect("guest");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    let pid = lab.pid("g").expect("pid");
+    lab.dewar(&["upgrade", "g", "--qemu", &older]).failed(1, &["igb", "is running"]);
+    assert_untouched(&lab, &mut guest, pid, "a missing device");
+}
+
+/// Whether the second QEMU is the newer one.
+fn newer_is_next(next: &str) -> bool {
+    let options = Command::new(next).args(["-device", "igb,help"]).output().expect("QEMU");
+    String::from_utf8_lossy(&options.stdout).contains("igb options")
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_told_before() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, &["-netdev", "socket,id=n0,listen=127.0.0.1:0"]);
+    let pid = lab.pid("g").expect("pid");
+    let refused = lab.dewar(&["upgrade", "g"]);
+    refused.failed(4, &["-netdev socket", "cannot be handed over", "was not touched"]);
+    assert_untouched(&lab, &mut guest, pid, "a socket netdev");
+    // All that can be, and the one that cannot is named.
+    let all = lab.dewar(&["upgrade", "--all"]);
+    assert_eq!(all.code, 4, "{all:?}");
+    assert_eq!(all.json()["guests"][0]["exit_code"], 4);
+    lab.dewar(&["stop", "g", "--now"]).done();
+    assert!(!is_alive(pid));
+    lab.dewar(&["upgrade", "g"]).failed(1, &["has ended"]);
+    let none = lab.command(&["upgrade"]).stderr(Stdio::null()).status().expect("dewar");
+    assert_eq!(none.code(), Some(2));
+}
