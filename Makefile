@@ -67,6 +67,7 @@ install: setup
 	install -D -m 755 target/release/dewar $(DESTDIR)/usr/local/bin/dewar
 	target/release/dewar man $(DESTDIR)/usr/local/share/man/man1
 	install -d $(DESTDIR)/usr/local/share/bash-completion/completions
+	install -D -m 644 -t $(DESTDIR)/usr/local/lib/systemd/system contrib/systemd/*.service
 	target/release/dewar completions bash >$(DESTDIR)/usr/local/share/bash-completion/completions/dewar
 
 clean:

@@ -21,3 +21,4 @@ mod work;
 pub use capture::{Base, CheckpointOptions, Taken, checkpoint};
 pub use error::CheckpointError;
 pub use observe::{Observer, Step};
+pub use work::cores;

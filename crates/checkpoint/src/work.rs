@@ -13,7 +13,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const NICE: i32 = 5;
 
 /// How many threads the host runs at once.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

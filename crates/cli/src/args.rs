@@ -47,6 +47,10 @@ pub enum Verb {
     Checkpoint(CheckpointArgs),
     /// Replace the QEMU under a running guest.
     Upgrade(UpgradeArgs),
+    /// End a guest's process and keep the guest where it is.
+    Freeze(FreezeArgs),
+    /// Let a frozen guest go on.
+    Thaw(ThawArgs),
     /// List checkpoints.
     Ls(LsArgs),
     /// Bring a guest back to the instant of a checkpoint.
@@ -196,6 +200,45 @@ pub struct UpgradeArgs {
     /// Go on although something is lost, such as connections through user-mode networking.
     #[arg(long)]
     pub yes: bool,
+}
+
+/// The guest's memory stays in its RAM file, the state of its devices is written beside it, and QEMU
+/// ends. That outlives everything but a restart of the kernel; --to-store outlives that too.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  dewar freeze web\n  dewar freeze --all --to-store")]
+pub struct FreezeArgs {
+    /// The guest.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every guest that runs.
+    #[arg(long)]
+    pub all: bool,
+    /// How many at a time.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: u16,
+    /// Do not keep checksums of the memory: 'thaw' then cannot tell whether it changed.
+    #[arg(long, conflicts_with = "to_store")]
+    pub no_checksum: bool,
+    /// Keep it as a checkpoint, and give its memory back.
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    pub to_store: Option<String>,
+}
+
+/// A guest whose memory was changed while it was frozen is refused.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  dewar thaw web\n  dewar thaw --all")]
+pub struct ThawArgs {
+    /// The guest.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every frozen guest.
+    #[arg(long)]
+    pub all: bool,
+    /// How many at a time.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: u16,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

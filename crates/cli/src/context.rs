@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
-    GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
+    GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{Qmp, QmpError, recover};
@@ -164,6 +164,10 @@ impl Held {
             return Ok(());
         }
         let name = &self.record.name;
+        if self.record.phase == Phase::Frozen {
+            return Err(Failure::new(Code::Failed, format!("guest '{name}' is frozen"))
+                .advice(format!("'dewar thaw {name}' lets it go on")));
+        }
         Err(Failure::new(Code::Failed, format!("guest '{name}' has ended"))
             .advice(format!("'dewar restore {name}' brings back its newest checkpoint")))
     }
@@ -182,7 +186,9 @@ pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<Vec<File>, Failu
         }
         Ok(record) => {
             let record = settle(folder, record)?;
-            if record.process.is_alive() {
+            let kept =
+                record.frozen.as_ref().is_some_and(|it| matches!(it.kept, Kept::InPlace { .. }));
+            if record.process.is_alive() || kept {
                 return Err(RegistryError::Exists(folder.name().to_owned()).into());
             }
             unnamed = folder.remove_ram(&record)?;

@@ -41,6 +41,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Rm(args) => verbs::rm::run(&context, args),
         Verb::Checkpoint(args) => verbs::checkpoint::run(&context, args),
         Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
+        Verb::Freeze(args) => verbs::freeze::run(&context, args),
+        Verb::Thaw(args) => verbs::thaw::run(&context, args),
         Verb::Ls(args) => verbs::ls::run(&context, args),
         Verb::Restore(args) => verbs::restore::run(&context, args),
         Verb::Verify(args) => verbs::verify::run(&context, args),

@@ -8,7 +8,7 @@
 use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_image::{ImageId, ImageReader, Record, RegionRecord, Store};
-use dewar_memory::Ram;
+use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin, WriteTracker};
 use dewar_units::{PageRange, PageSet};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,12 @@ impl Tracking {
         Self { since: None, before: Vec::new(), ..self.clone() }.save(folder)
     }
 
+    /// The count that a new process's tracker goes on with.
+    pub fn continued(&self, process: ProcessId, tracker: u64, before: &PageSet) -> Self {
+        let before = before.ranges().map(|range| (range.start.0, range.end.0)).collect();
+        Self { process, tracker, before, ..self.clone() }
+    }
+
     /// The pages of [`Tracking::before`], of so many.
     pub fn pages_before(&self, pages: u64) -> PageSet {
         let mut set = PageSet::new(pages);
@@ -53,6 +59,27 @@ impl Tracking {
     pub fn save(&self, folder: &GuestFolder) -> Result<(), Failure> {
         Ok(folder.write(FILE, self)?)
     }
+}
+
+/// What was written in a process that has stopped for good, and before it, since
+/// the image: nothing where that count was lost.
+pub fn written_before(
+    process: &ProcessHandle,
+    ram: &Ram,
+    tracking: &Tracking,
+) -> Result<Option<PageSet>, KernelError> {
+    let Some(tracker) = WriteTracker::resume(process, ram, tracking.tracker)? else {
+        return Ok(None);
+    };
+    tracker.count_in(&tracking.pages_before(ram.pages()));
+    tracker.look(1).map(Some)
+}
+
+/// Begins to track a process in which the guest has not run yet.
+pub fn arm(process: &ProcessHandle, ram: &Ram, origin: UffdOrigin) -> Result<u64, KernelError> {
+    let tracker = WriteTracker::attach(process, ram, origin, None)?;
+    tracker.arm()?;
+    tracker.identity()
 }
 
 /// A tracker's identity, and the pages that were written before it began.

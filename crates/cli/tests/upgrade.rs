@@ -285,7 +285,7 @@ fn six_idle_guests_at_once() {
         .collect();
     let told =
         lab.dewar(&["upgrade", "--all", "--qemu", &next.display().to_string()]).done().json();
-    assert_eq!(told["upgraded"], 6, "{told}");
+    assert_eq!(told["done"], 6, "{told}");
     assert_eq!(qemus(&lab).len(), 6);
     for guest in &mut guests {
         guest.console = Console::connect(&guest.folder.join("console")).expect("console");

@@ -125,7 +125,22 @@ impl QemuGuest {
         }))
     }
 
-    fn failed(&self, operation: &str, cause: impl Display) -> GuestError {
+    /// Stops the guest for good: checkpoints leave it so. [`Guest::put_back`] lets
+    /// it run, if it ran, whoever calls it.
+    ///
+    /// # Errors
+    /// Where it does not stop.
+    pub fn hold_still(&mut self) -> Result<(), GuestError> {
+        self.flush()?;
+        let folder = self.folder.clone();
+        let held = self.step("stopping", |qmp, _, _| is_running(qmp))?;
+        Journal { held, ..Journal::default() }
+            .save(&folder)
+            .map_err(|error| self.failed("writing the journal", error))?;
+        self.stop()
+    }
+
+    pub(crate) fn failed(&self, operation: &str, cause: impl Display) -> GuestError {
         let guest = self.record.name.clone();
         if self.process.has_ended() {
             return GuestError::Ended { guest, operation: operation.to_owned() };
@@ -154,10 +169,12 @@ impl QemuGuest {
         let cwd = self.record.folder.clone();
         self.step("looking at the settings", |qmp, found, folder| {
             let was_running = is_running(qmp)?;
+            let held = Journal::load(folder).ok().flatten().is_some_and(|journal| journal.held);
             // A guest that stands still needs no overlays: nobody writes.
             let disks = if was_running { &found.disks[..] } else { &[] };
             Ok::<_, crate::qmp::QmpError>(Journal {
                 was_running,
+                held,
                 capabilities: state::capabilities_to_change(qmp, false)?,
                 tls_creds: state::tls_creds(qmp)?,
                 disks: disks
@@ -292,6 +309,9 @@ impl Guest for QemuGuest {
 
     fn resume(&mut self) -> Result<(), GuestError> {
         let journal = self.journal()?;
+        if journal.held {
+            return Ok(());
+        }
         self.step("resuming", |qmp, _, _| recover::resume(qmp, &journal))
     }
 
@@ -328,6 +348,9 @@ impl Guest for QemuGuest {
     }
 
     fn finish(&mut self) -> Result<(), GuestError> {
+        if self.journal()?.held {
+            return Ok(());
+        }
         self.put_back()
     }
 
@@ -365,10 +388,10 @@ impl Guest for QemuGuest {
 
 /// How QEMU's process may make a userfaultfd; it is given `/dev/userfaultfd`
 /// where it needs it.
-pub(crate) fn uffd_origin(
-    qmp: &mut Qmp,
-    process: &ProcessHandle,
-) -> Result<UffdOrigin, Box<dyn Error>> {
+///
+/// # Errors
+/// Where it cannot be given the right to.
+pub fn uffd_origin(qmp: &mut Qmp, process: &ProcessHandle) -> Result<UffdOrigin, Box<dyn Error>> {
     if may_call_userfaultfd(process.pid()) {
         return Ok(UffdOrigin::Syscall);
     }

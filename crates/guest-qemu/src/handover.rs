@@ -34,38 +34,37 @@
 //! by SIGKILL: asked to quit, it would remove sockets and pid files that are
 //! the new one's by then, and run scripts that take the guest's network down.
 
+mod disks;
 mod fate;
 mod forwards;
 mod holder;
 mod moving;
 mod plan;
 
+pub(crate) use disks::stale_disk;
 pub use forwards::Forward;
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
+pub(crate) use plan::{named_ram, refuse_what_is_under_way};
 
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;
-use crate::launch::LaunchError;
+use crate::launch::{LaunchError, kill};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{END_WITHIN, RecoverError, put_back};
 use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use crate::state::{self, StateError};
 use dewar_guest::GuestError;
-use dewar_kernel::{Pid, ProcessHandle};
 use fate::{Fate, fate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const FILE: &str = "handover.json";
 /// Dewar's socket of the new QEMU, until it has the guest.
 const SOCKET: &str = "qmp.sock~";
-/// How long a killed process may take to be gone: its memory is unmapped first.
-const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Why a guest could not be handed over.
 #[derive(Debug, thiserror::Error)]
@@ -174,15 +173,6 @@ fn connect_to(socket: &Path, process: &ProcessId) -> Option<Qmp> {
         return None;
     }
     Qmp::connect(socket).ok().filter(|qmp| qmp.peer_pid().is_ok_and(|pid| pid == process.pid))
-}
-
-/// Ends a process by SIGKILL and waits until it is gone.
-fn kill(process: &ProcessId) {
-    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return };
-    if process.is_alive() {
-        let _ = handle.kill();
-        process.ends_within(ENDS_WITHIN);
-    }
 }
 
 /// Whether a hand-over was begun and not finished.
@@ -339,20 +329,5 @@ fn end_strays(folder: &GuestFolder, handover: &Handover) {
     if let Some(new) = &handover.new {
         return kill(new);
     }
-    // One that was just forked may not have its own command line yet.
-    for _ in 0..3 {
-        processes_naming(&folder.file(SOCKET)).iter().for_each(kill);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Processes that have this path in a word of their command line.
-fn processes_naming(path: &Path) -> Vec<ProcessId> {
-    let wanted = format!("path={},", path.display().to_string().replace(',', ",,"));
-    let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter(|process| {
-        process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains(&wanted)))
-    })
-    .filter_map(|process| ProcessId::of(process.pid))
-    .collect()
+    crate::launch::end_strays(&folder.file(SOCKET));
 }

@@ -16,6 +16,9 @@ pub struct Journal {
     pub capabilities: Vec<(String, bool)>,
     /// The migration's TLS credentials, where they were set.
     pub tls_creds: Option<String>,
+    /// Whether it stands still because we hold it, and is to be let run.
+    #[serde(default)]
+    pub held: bool,
     /// Its writable disks.
     pub disks: Vec<JournaledDisk>,
 }

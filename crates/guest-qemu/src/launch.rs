@@ -3,7 +3,7 @@
 use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::ProcessId;
-use dewar_kernel::{detach, free_bytes, inherit};
+use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long a QEMU may take to offer its QMP socket.
 const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How long a killed process may take to be gone: its memory is unmapped first.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
 /// Most bytes of a log that are shown.
 const SHOWN: u64 = 4096;
@@ -213,4 +215,34 @@ fn printed_since(log: &Path, start: u64) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim();
     (!text.is_empty()).then(|| text.replace('\n', "; "))
+}
+
+/// Ends a process by SIGKILL and waits until it is gone.
+pub(crate) fn kill(process: &ProcessId) {
+    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return };
+    if process.is_alive() {
+        let _ = handle.kill();
+        process.ends_within(ENDS_WITHIN);
+    }
+}
+
+/// Ends QEMUs that were to offer this socket and that nobody knows of: their
+/// starter died before it could note them.
+pub(crate) fn end_strays(socket: &Path) {
+    // One that was just forked may not have its own command line yet.
+    for _ in 0..3 {
+        processes_naming(socket).iter().for_each(kill);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Processes that have this path in a word of their command line.
+fn processes_naming(path: &Path) -> Vec<ProcessId> {
+    let wanted = format!("path={},", path.display().to_string().replace(',', ",,"));
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter(|process| {
+        process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains(&wanted)))
+    })
+    .filter_map(|process| ProcessId::of(process.pid))
+    .collect()
 }

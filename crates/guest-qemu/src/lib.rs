@@ -5,6 +5,7 @@
 //! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
 //! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
 //! - [`handover`]: moving a running one to another QEMU.
+//! - [`freeze`]: a guest without a process, and back.
 //! - [`put_back`]: undoing whatever a command that died left under way.
 //! - [`registry`]: the folders in which all this is remembered.
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ mod bitmaps;
 pub mod cmdline;
 mod discover;
 mod disks;
+pub mod freeze;
 mod guest;
 pub mod handover;
 mod journal;
@@ -26,7 +28,7 @@ mod state;
 
 pub use discover::{Discovered, Disk, discover, map_ram_files};
 pub use disks::DiskError;
-pub use guest::QemuGuest;
+pub use guest::{QemuGuest, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qmp::{Qmp, QmpError};
 pub use recover::{RecoverError, put_back, recover};

@@ -1,10 +1,11 @@
 //! Putting a guest back as its journal says it was.
 
 use crate::disks::{self, DiskError};
+use crate::freeze;
 use crate::handover::{self, HandoverError};
 use crate::journal::Journal;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, GuestRecord, RegistryError};
+use crate::registry::{GuestFolder, GuestRecord, Phase, RegistryError};
 use crate::state::{self, StateError};
 use serde_json::json;
 use std::time::Duration;
@@ -69,6 +70,13 @@ pub fn recover(
         handover::settle(folder, record).map_err(Box::new)?;
         return Ok(());
     }
+    if record.phase == Phase::Frozen {
+        // Its memory and its state are kept; the process is of no use any more.
+        let mut qmp = record.process.is_alive().then(connect).and_then(Result::ok);
+        return freeze::end(folder, record, qmp.as_mut());
+    }
+    // Of a freeze that was not finished, or a thaw that was.
+    freeze::remove_kept(folder, &record.ram);
     if Journal::load(folder)?.is_none() {
         return Ok(());
     }
@@ -92,7 +100,7 @@ pub(crate) fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError>
 
 /// Lets the guest run, if it ran before.
 pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
-    if journal.was_running && !is_running(qmp)? {
+    if (journal.was_running || journal.held) && !is_running(qmp)? {
         qmp.execute("cont", json!({}))?;
     }
     Ok(())

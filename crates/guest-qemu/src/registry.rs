@@ -103,6 +103,41 @@ pub enum Phase {
     Restoring,
     /// It was started.
     Running,
+    /// It has no process: its memory lies where it was, its state beside it.
+    Frozen,
+}
+
+/// Where a guest is that has no process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// Whether it ran.
+    pub was_running: bool,
+    /// The machine type with its version.
+    pub machine: String,
+    /// What else there is of it.
+    pub kept: Kept,
+}
+
+/// How a frozen guest is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kept {
+    /// Its RAM files are as they were; the state of its devices is in a file.
+    InPlace {
+        /// That file.
+        state: PathBuf,
+        /// The checksum of its bytes.
+        sum: String,
+        /// Whether the guest's folder has checksums of its RAM.
+        sums: bool,
+    },
+    /// As a checkpoint; its RAM files are gone.
+    InStore {
+        /// The store, by its URL.
+        store: String,
+        /// The image.
+        image: String,
+    },
 }
 
 /// Where a restored guest came from.
@@ -169,6 +204,9 @@ pub struct GuestRecord {
     pub start_pending: bool,
     /// The checkpoint that it was restored from.
     pub origin: Option<Origin>,
+    /// Where it is while it is frozen.
+    #[serde(default)]
+    pub frozen: Option<Frozen>,
     /// The page server of a guest that was restored lazily; `server.json` tells
     /// how far it is.
     pub server: Option<ProcessId>,
@@ -378,6 +416,7 @@ impl GuestFolder {
     /// Where one cannot be removed.
     pub fn remove_ram(&self, record: &GuestRecord) -> Result<Vec<File>, RegistryError> {
         let mut unnamed = Vec::new();
+        crate::freeze::remove_kept(self, &record.ram);
         for path in &record.owned_ram {
             unnamed.extend(File::open(path));
             match fs::remove_file(path) {

@@ -8,9 +8,11 @@
 
 mod ram;
 mod serve;
+mod sums;
 mod track;
 
 pub use dewar_kernel::{KernelError, Pid, ProcessHandle, UffdOrigin};
 pub use ram::{NewRam, Ram, RamRegion};
 pub use serve::{FaultServer, Faults};
+pub use sums::{SUM_BYTES, sum, sums};
 pub use track::{DirtyLease, WriteTracker};

@@ -45,6 +45,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         phase: Phase::Running,
         start_pending: false,
         origin: None,
+        frozen: None,
         server: None,
     };
     let found = discover(&mut qmp, &record)?;

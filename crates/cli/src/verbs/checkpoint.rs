@@ -9,6 +9,7 @@ use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
+use dewar_guest_qemu::registry::GuestFolder;
 use dewar_image::{Dedup, DirtyStore, Location, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
@@ -31,13 +32,76 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let Held { folder: guest_folder, record, lock } = held;
     let mut guest = QemuGuest::attach(guest_folder.clone(), record)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    let wanted = Wanted {
+        full: args.full,
+        max_pause: args.max_pause,
+        buffer: args.buffer,
+        codec: args.codec,
+        dedup: args.dedup,
+        dirty: dirty_store.map(|store| (store, args.epoch)),
+        tag: args.tag,
+    };
+    let mut guardian = None;
+    let result = take(&mut guest, &guest_folder, &store, wanted, &progress, |guest| {
+        let url = store.url();
+        guardian = Some(Guardian::start(context, &args.name, Some(&url), guest.qmp(), &lock)?);
+        Ok(())
+    });
+    drop(progress);
+    let Some(guardian) = guardian else { return result.map(drop) };
+    let health = guest.health();
+    if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
+        guardian.dismiss();
+    }
+    let taken = result.map_err(|error| explain(error, &health))?;
+    let mut told = to_json(&taken.record, &store);
+    told["tracked"] = taken.by_tracking.into();
+    context.print(told, &describe(&taken, args.max_pause));
+    Ok(())
+}
+
+/// How a checkpoint shall be taken.
+pub struct Wanted {
+    pub full: bool,
+    pub max_pause: Duration,
+    pub buffer: Option<ByteSize>,
+    pub codec: CodecChoice,
+    pub dedup: DedupChoice,
+    pub dirty: Option<(DirtyStore, Duration)>,
+    pub tag: Option<String>,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            full: false,
+            max_pause: Duration::from_millis(25),
+            buffer: None,
+            codec: CodecChoice::Zstd,
+            dedup: DedupChoice::Off,
+            dirty: None,
+            tag: None,
+        }
+    }
+}
+
+/// Takes a checkpoint and notes what is tracked from it on. `guard` is called
+/// before the guest is touched.
+pub fn take(
+    guest: &mut QemuGuest,
+    folder: &GuestFolder,
+    store: &Store,
+    wanted: Wanted,
+    progress: &Progress,
+    guard: impl FnOnce(&QemuGuest) -> Result<(), Failure>,
+) -> Result<Taken, Failure> {
     let machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
-    let tracking = Tracking::load(&guest_folder, guest.record())?;
-    let base = if args.full {
+    let tracking = Tracking::load(folder, guest.record())?;
+    let base = if wanted.full {
         None
     } else {
-        tracking::base(&store, &args.name, &guest.ram(), tracking.as_ref())?
+        tracking::base(store, &guest.record().name, &guest.ram(), tracking.as_ref())?
     };
     let options = CheckpointOptions {
         base: match &base {
@@ -46,46 +110,38 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
             Some((image, Some((tracker, before)))) => Base::Tracked(image, *tracker, before),
         },
         known_tracker: tracking.as_ref().map(|tracking| tracking.tracker),
-        max_pause: args.max_pause,
-        buffer_bytes: args.buffer.map_or_else(|| default_buffer(&guest), |size| size.0),
-        codec: match args.codec {
+        max_pause: wanted.max_pause,
+        buffer_bytes: wanted.buffer.map_or_else(|| default_buffer(guest), |size| size.0),
+        codec: match wanted.codec {
             CodecChoice::Zstd => Codec::Zstd,
             CodecChoice::Lz4 => Codec::Lz4,
             CodecChoice::Raw => Codec::Raw,
         },
         level: ZSTD_LEVEL,
-        dedup: match args.dedup {
+        dedup: match wanted.dedup {
             DedupChoice::Off => Dedup::Off,
             DedupChoice::Image => Dedup::Image,
             DedupChoice::Store => Dedup::Store,
         },
-        dirty: dirty_store.map(|store| (store, args.epoch)),
-        tag: args.tag,
+        dirty: wanted.dirty,
+        tag: wanted.tag,
         machine,
-        scratch: guest_folder.make_scratch()?,
+        scratch: folder.make_scratch()?,
     };
-    let guardian = Guardian::start(context, &args.name, Some(&store.url()), guest.qmp(), &lock)?;
+    guard(guest)?;
     progress.stage("guarded");
     if let Some(tracking) = tracking {
-        tracking.strike_out(&guest_folder)?;
+        tracking.strike_out(folder)?;
     }
-    let result = checkpoint(&mut guest, &store, options, &progress);
-    drop(progress);
-    guest_folder.remove_scratch();
-    let health = guest.health();
-    if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
-        guardian.dismiss();
-    }
-    let taken = result.map_err(|error| explain(Failure::from(error), &health))?;
+    let result = checkpoint(guest, store, options, progress);
+    folder.remove_scratch();
+    let taken = result?;
     let since = Some((store.id(), taken.record.id.clone()));
     let process = guest.record().process;
     // Without it the next checkpoint compares; it loses nothing.
     let tracking = Tracking { process, tracker: taken.tracker, since, before: Vec::new() };
-    let _ = tracking.save(&guest_folder);
-    let mut told = to_json(&taken.record, &store);
-    told["tracked"] = taken.by_tracking.into();
-    context.print(told, &describe(&taken, args.max_pause));
-    Ok(())
+    let _ = tracking.save(folder);
+    Ok(taken)
 }
 
 /// Zstandard's: a fifth faster than level 1, for 6 % more bytes of text and

@@ -39,11 +39,14 @@ pub fn run(context: &Context) -> Result<(), Failure> {
 
 /// One word for how a guest is.
 pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
-    if !record.process.is_alive() {
+    if !record.process.is_alive() && record.phase != Phase::Frozen {
         return "ended".to_owned();
     }
     // Who holds the lock is talking to QEMU.
     let Ok(_lock) = folder.lock() else { return "busy".to_owned() };
+    if record.phase == Phase::Frozen {
+        return "frozen".to_owned();
+    }
     if record.phase == Phase::Restoring {
         return "unfinished".to_owned();
     }

@@ -198,6 +198,7 @@ fn bring_back(
             image: image_id.clone(),
             disks: disks.iter().map(|disk| disk.path.clone()).collect(),
         }),
+        frozen: None,
         server: None,
     };
     folder.set_record(&record)?;

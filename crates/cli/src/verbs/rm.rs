@@ -20,6 +20,11 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
         }
         end(&held.record)?;
     }
+    if held.record.frozen.is_some() && !args.force {
+        return Err(Failure::new(Code::Failed, format!("guest '{}' is frozen", args.name))
+            .state("its memory is kept")
+            .advice("'dewar thaw' it first, or use --force"));
+    }
     await_server(&held.record);
     held.folder.remove_ram(&held.record)?;
     held.folder.remove_all()?;

@@ -44,6 +44,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         phase: Phase::Running,
         start_pending: false,
         origin: None,
+        frozen: None,
         server: None,
     };
     let taken = take(&folder, &mut record, launched.qmp);

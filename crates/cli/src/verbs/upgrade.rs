@@ -1,29 +1,35 @@
 //! `upgrade`: another QEMU under a guest that runs.
 
-mod all;
-
 use crate::args::UpgradeArgs;
 use crate::context::{Context, Held, wait_for_memory};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
-use crate::tracking::Tracking;
+use crate::tracking::{self, Tracking, written_before};
+use crate::verbs::each::Each;
 use crate::verbs::run::find_program;
 use dewar_guest::{Guest, Health};
-use dewar_guest_qemu::handover::{HandoverError, Moved, Plan, Waiting};
+use dewar_guest_qemu::handover::{HandoverError, Moved, Plan};
+use dewar_guest_qemu::registry::GuestRecord;
 use dewar_guest_qemu::{Discovered, QemuGuest, Qmp, discover};
-use dewar_memory::{KernelError, ProcessHandle, Ram, WriteTracker};
-use dewar_units::PageSet;
-use serde_json::json;
+use dewar_memory::{Pid, ProcessHandle};
+use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::time::Instant;
 
 pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
     match &args.name {
         Some(name) => upgrade(context, name, &args),
-        None => all::upgrade_all(context, &args),
+        None => {
+            let mut more: Vec<OsString> = args.yes.then(|| "--yes".into()).into_iter().collect();
+            more.extend(args.qemu.iter().flat_map(|path| ["--qemu".into(), path.into()]));
+            let running = |record: &GuestRecord| record.process.is_alive();
+            let end = |told: &Value| format!("now QEMU {}", told["qemu"].as_str().unwrap_or("?"));
+            let verb = Each { verb: "upgrade", doing: "upgrading", done: "upgraded", end: &end };
+            verb.of(context, running, usize::from(args.jobs), &more)
+        }
     }
 }
 
@@ -64,15 +70,14 @@ fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Fail
     };
     if let Some(tracking) = tracked {
         // Without it the next checkpoint compares; it loses nothing.
-        let _ = Tracking { process: moved.record.process, ..tracking }.save(&folder);
+        let _ = tracking.save(&folder);
     }
     guardian.dismiss();
     let ms = began.elapsed().as_secs_f64() * 1e3;
     report(context, &moved, &before, ms)
 }
 
-/// Starts the new QEMU and moves the guest to it. Returns what is tracked there,
-/// but for the process.
+/// Starts the new QEMU and moves the guest to it. Returns what is tracked there.
 fn move_guest(
     guest: &mut QemuGuest,
     plan: Plan,
@@ -84,8 +89,11 @@ fn move_guest(
     progress.stage("started");
     let tracking = tracking.filter(|tracking| tracking.since.is_some());
     // Where the new process cannot be tracked the next checkpoint compares.
-    let new = tracking.and_then(|_| arm(&mut waiting).ok());
-    let old = ProcessHandle::open(dewar_memory::Pid(waiting.old_pid()))
+    let new = tracking.and_then(|_| {
+        let (process, ram, origin) = waiting.memory().ok()?;
+        tracking::arm(&process, &ram, origin).ok()
+    });
+    let old = ProcessHandle::open(Pid(waiting.old_pid()))
         .map_err(|error| HandoverError::Guest(error.into()))?;
     let mut carried = None;
     progress.stage("armed");
@@ -93,35 +101,10 @@ fn move_guest(
         carried = tracking.and_then(|tracking| written_before(&old, &old_ram, tracking).ok()?);
     })?;
     progress.signal_at("moved");
-    let tracked = tracking.zip(new).zip(carried).map(|((tracking, tracker), before)| Tracking {
-        tracker,
-        before: before.ranges().map(|range| (range.start.0, range.end.0)).collect(),
-        ..tracking.clone()
+    let tracked = tracking.zip(new).zip(carried).map(|((tracking, tracker), before)| {
+        tracking.continued(moved.record.process, tracker, &before)
     });
     Ok((moved, tracked))
-}
-
-/// Begins to track the new process, before the guest runs in it.
-fn arm(waiting: &mut Waiting<'_>) -> Result<u64, HandoverError> {
-    let (process, ram, origin) = waiting.memory()?;
-    let track = || -> Result<u64, KernelError> {
-        let tracker = WriteTracker::attach(&process, &ram, origin, None)?;
-        tracker.arm()?;
-        tracker.identity()
-    };
-    track().map_err(|error| HandoverError::Guest(error.into()))
-}
-
-/// What was written in the old process, and before it, since the checkpoint;
-/// nothing where that count was lost.
-fn written_before(
-    old: &ProcessHandle,
-    ram: &Arc<Ram>,
-    tracking: &Tracking,
-) -> Result<Option<PageSet>, KernelError> {
-    let Some(tracker) = WriteTracker::resume(old, ram, tracking.tracker)? else { return Ok(None) };
-    tracker.count_in(&tracking.pages_before(ram.pages()));
-    tracker.look(1).map(Some)
 }
 
 /// That nothing is lost, or that it may be.

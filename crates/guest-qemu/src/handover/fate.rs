@@ -1,6 +1,7 @@
 //! In which QEMU a guest is whose stream was begun.
 
-use super::{Handover, kill};
+use super::Handover;
+use crate::launch::kill;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestFolder;
 use serde_json::json;

@@ -51,6 +51,7 @@ impl Plan {
             was_running: is_running(qmp)?,
             capabilities: state::capabilities_to_change(qmp, self.bitmaps)?,
             tls_creds: state::tls_creds(qmp)?,
+            held: false,
             disks: Vec::new(),
         };
         let mut renames = self.taken.renames;

@@ -1,12 +1,13 @@
 //! What a hand-over needs, found out before anything is touched.
 
+use super::disks::stale_disk;
 use super::forwards::{self, Forward};
 use super::holder::OpenFiles;
 use super::{HandoverError, SOCKET};
 use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
-use crate::registry::RamFile;
+use crate::registry::{GuestRecord, RamFile};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -35,12 +36,12 @@ impl Plan {
     pub fn new(guest: &mut QemuGuest, program: &Path) -> Result<Self, HandoverError> {
         let record = guest.record().clone();
         let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
-        refuse_what_is_under_way(guest).map_err(|why| match why {
-            Ok(why) => unfit(why),
-            Err(error) => error.into(),
-        })?;
+        refuse_what_is_under_way(guest)?;
         let scratch = guest.folder.file("");
         let (qmp, process) = (&mut guest.qmp, &guest.process);
+        if let Some(why) = stale_disk(qmp, &record, &record.arguments)? {
+            return Err(unfit(why));
+        }
         let forwards = forwards::forwards(qmp)?;
         let mut files = OpenFiles::of(process, qmp)
             .map_err(|error| unfit(format!("its open files: {error}")))?;
@@ -52,15 +53,7 @@ impl Plan {
         };
         let mut run = plan_run(&taken.line, &guest.folder.file(SOCKET), ram_path)
             .map_err(|why| unfit(why.to_string()))?;
-        let mut ram = record.ram.clone();
-        for file in &mut ram {
-            let planned = run.regions.iter().find(|region| region.id == file.id);
-            file.path = planned.map_or_else(PathBuf::new, |it| record.folder.join(&it.path));
-            if !maps_file(record.process.pid, &file.path) {
-                let path = file.path.display();
-                return Err(unfit(format!("its RAM '{}' is not the file {path}", file.id)));
-            }
-        }
+        let ram = named_ram(&record, &run).map_err(unfit)?;
         let machine = format!("type={}", guest.found.machine);
         let rest = ["-machine", &machine, "-incoming", "defer"];
         run.arguments.extend(rest.map(str::to_owned));
@@ -75,21 +68,36 @@ impl Plan {
     }
 }
 
-/// What must end before the guest can move.
-fn refuse_what_is_under_way(
-    guest: &mut QemuGuest,
-) -> Result<(), Result<String, crate::qmp::QmpError>> {
-    let mut ask = |command: &str| guest.qmp.execute(command, json!({})).map_err(Err);
-    if let Some(job) = ask("query-block-jobs")?.as_array().and_then(|jobs| jobs.first()) {
-        return Err(Ok(format!("block job {} is under way", job["device"])));
-    }
-    if let Some(export) = ask("query-block-exports")?.as_array().and_then(|all| all.first()) {
-        return Err(Ok(format!("disk {} is exported", export["node-name"])));
-    }
-    if ask("query-status")?["status"] == "postmigrate" {
-        return Err(Ok("it stands still since its state was saved; let it run first".to_owned()));
-    }
-    Ok(())
+/// What must end before a guest can leave its QEMU.
+pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), HandoverError> {
+    let mut ask = |command: &str| guest.qmp.execute(command, json!({}));
+    let (jobs, exports) = (ask("query-block-jobs")?, ask("query-block-exports")?);
+    let status = ask("query-status")?;
+    let first = |list: &Value| list.as_array().and_then(|all| all.first()).cloned();
+    let why = if let Some(job) = first(&jobs) {
+        format!("block job {} is under way", job["device"])
+    } else if let Some(export) = first(&exports) {
+        format!("disk {} is exported", export["node-name"])
+    } else if status["status"] == "postmigrate" {
+        "it stands still since its state was saved; let it run first".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(HandoverError::Unsupported(guest.record().name.clone(), why))
+}
+
+/// A guest's RAM with the files' whole paths, or why it cannot be found by them.
+pub(crate) fn named_ram(record: &GuestRecord, run: &RunPlan) -> Result<Vec<RamFile>, String> {
+    let named = |file: &RamFile| {
+        let planned = run.regions.iter().find(|region| region.id == file.id);
+        let path = planned.map_or_else(PathBuf::new, |it| record.folder.join(&it.path));
+        if maps_file(record.process.pid, &path) {
+            Ok(RamFile { path, ..file.clone() })
+        } else {
+            Err(format!("its RAM '{}' is not the file {}", file.id, path.display()))
+        }
+    };
+    record.ram.iter().map(named).collect()
 }
 
 fn has_bitmaps(guest: &mut QemuGuest) -> Result<bool, HandoverError> {

@@ -1,0 +1,181 @@
+//! `freeze`: a guest that needs no process.
+
+use crate::args::FreezeArgs;
+use crate::context::{Context, Held, wait_for_memory};
+use crate::failure::{Code, Failure};
+use crate::guardian::Guardian;
+use crate::output::milliseconds;
+use crate::progress::Progress;
+use crate::tracking::{Tracking, written_before};
+use crate::verbs::checkpoint::{self, Wanted};
+use crate::verbs::each::Each;
+use dewar_checkpoint::cores;
+use dewar_guest::Guest;
+use dewar_guest_qemu::QemuGuest;
+use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
+use dewar_image::Store;
+use dewar_memory::{sum, sums};
+use dewar_units::ByteSize;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
+    let Some(name) = &args.name else {
+        let mut more: Vec<OsString> = Vec::new();
+        more.extend(args.no_checksum.then(|| "--no-checksum".into()));
+        more.extend(args.to_store.iter().map(|url| match url.as_str() {
+            "" => "--to-store".into(),
+            url => format!("--to-store={url}").into(),
+        }));
+        let running = |record: &GuestRecord| record.process.is_alive();
+        let end = |_: &Value| "frozen".to_owned();
+        let verb = Each { verb: "freeze", doing: "freezing", done: "frozen", end: &end };
+        return verb.of(context, running, usize::from(args.jobs), &more);
+    };
+    let began = Instant::now();
+    let progress = Progress::new("looking at the guest");
+    let held = context.hold(name)?;
+    held.require_alive()?;
+    wait_for_memory(&held, &progress)?;
+    let Held { folder, record, lock } = held;
+    let untouched = |failure: Failure| failure.state("the guest was not touched");
+    let mut guest =
+        QemuGuest::attach(folder.clone(), record).map_err(|error| untouched(error.into()))?;
+    let ram = check(&mut guest).map_err(|error| untouched(error.into()))?;
+    let store = args.to_store.as_deref().map(|url| {
+        let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;
+        Store::open_or_create(&location).map_err(|error| untouched(error.into()))
+    });
+    let store = store.transpose()?;
+    let url = store.as_ref().map(Store::url);
+    let guardian = Guardian::start(context, name, url.as_deref(), guest.qmp(), &lock)?;
+    progress.stage("stopping the guest");
+    let frozen = match &store {
+        None => keep_in_place(&mut guest, &folder, &ram, !args.no_checksum, &progress),
+        Some(store) => keep_in_store(&mut guest, &folder, store, &progress),
+    };
+    let frozen = frozen.inspect(|_| progress.signal_at("kept")).and_then(|frozen| {
+        let mut record = guest.record().clone();
+        record.phase = Phase::Frozen;
+        // A checkpoint has the memory: what is left of it is to be given back.
+        record.ram = if store.is_some() { record.ram } else { ram.clone() };
+        record.frozen = Some(frozen);
+        folder.set_record(&record)?;
+        Ok(record)
+    });
+    let record = match frozen {
+        Ok(record) => record,
+        Err(failure) => {
+            let _ = guest.put_back();
+            remove_kept(&folder, &ram);
+            let health = guest.health();
+            guardian.dismiss();
+            return Err(failure.state(format!("the guest was not frozen; {health}")));
+        }
+    };
+    progress.signal_at("on record");
+    end_process(&mut guest, &record)?;
+    if store.is_some() {
+        folder.remove_ram(&record)?;
+    }
+    guardian.dismiss();
+    drop(progress);
+    report(context, &record, began.elapsed().as_secs_f64() * 1e3);
+    Ok(())
+}
+
+/// Writes what there is beside the RAM. The guest stands still from here on.
+fn keep_in_place(
+    guest: &mut QemuGuest,
+    folder: &GuestFolder,
+    ram: &[RamFile],
+    checksums: bool,
+    progress: &Progress,
+) -> Result<Frozen, Failure> {
+    let was_running = guest.health() == dewar_guest::Health::Running;
+    let tracking = Tracking::load(folder, guest.record())?;
+    if let Some(tracking) = &tracking {
+        tracking.strike_out(folder)?;
+    }
+    let bytes = stop_and_save(guest)?;
+    progress.stage("writing its state");
+    let tracking = tracking.filter(|tracking| tracking.since.is_some());
+    let before = tracking.as_ref().and_then(|tracking| {
+        written_before(guest.process(), &guest.ram(), tracking).ok().flatten()
+    });
+    let state = state_file(ram);
+    write_private(&state, &bytes).map_err(|error| {
+        Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))
+    })?;
+    if checksums {
+        progress.stage("summing up memory");
+        folder.write(SUMS, &sums_of(ram)?)?;
+    }
+    if let Some((tracking, before)) = tracking.zip(before) {
+        let _ = tracking.continued(tracking.process, 0, &before).save(folder);
+    }
+    let machine = guest.found().machine.clone();
+    let sum = format!("{:032x}", sum(&bytes));
+    Ok(Frozen { was_running, machine, kept: Kept::InPlace { state, sum, sums: checksums } })
+}
+
+/// Takes a checkpoint after which the guest does not go on.
+fn keep_in_store(
+    guest: &mut QemuGuest,
+    folder: &GuestFolder,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Frozen, Failure> {
+    let was_running = guest.health() == dewar_guest::Health::Running;
+    guest.hold_still()?;
+    progress.stage("saving memory");
+    let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(()))?;
+    let machine = guest.found().machine.clone();
+    let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
+    Ok(Frozen { was_running, machine, kept })
+}
+
+/// The checksums of each RAM file, as they are kept.
+pub fn sums_of(ram: &[RamFile]) -> Result<Vec<Vec<String>>, Failure> {
+    ram.iter()
+        .map(|file| {
+            let failed = |error: &dyn std::fmt::Display| {
+                Failure::new(Code::Failed, format!("{}: {error}", file.path.display()))
+            };
+            let opened = File::open(&file.path).map_err(|error| failed(&error))?;
+            let sums = sums(&opened, file.bytes, cores()).map_err(|error| failed(&error))?;
+            Ok(sums.iter().map(|sum| format!("{sum:032x}")).collect())
+        })
+        .collect()
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+fn report(context: &Context, record: &GuestRecord, ms: f64) {
+    let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
+    let name = &record.name;
+    let (place, image) = match record.frozen.as_ref().map(|frozen| &frozen.kept) {
+        Some(Kept::InStore { image, .. }) => (format!("in checkpoint {image}"), Some(image)),
+        _ => ("where it was".to_owned(), None),
+    };
+    context.print(
+        json!({"name": name, "memory_bytes": bytes, "checkpoint": image, "total_ms": ms}),
+        &format!(
+            "{name} is frozen after {}; its {} of memory are {place}\n'dewar thaw {name}' lets it \
+             go on",
+            milliseconds(ms),
+            ByteSize(bytes)
+        ),
+    );
+}

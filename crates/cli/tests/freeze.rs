@@ -1,0 +1,199 @@
+//! Guests without a process, and back: their memory, their disks and the chain of
+//! checkpoints go on as if nothing had been.
+
+mod common;
+
+use common::HeldCheckpoint;
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+fn busy(lab: &Lab, name: &str) -> TestGuest {
+    let mut guest = lab.run(name, &GuestSpec::default()).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    guest
+}
+
+fn reach(guest: &mut TestGuest) {
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+}
+
+fn assert_whole(lab: &Lab, guest: &mut TestGuest, after: &str) {
+    let mut told = Value::Null;
+    wait_until(&format!("{after}: it runs"), Duration::from_secs(30), || {
+        told = lab.ps(&guest.name).expect("listed");
+        told["state"] == "running"
+    });
+    reach(guest);
+    guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
+    let folder = lab.root().join("guests").join(&guest.name);
+    for file in ["journal.json", "sums.json"] {
+        assert!(!folder.join(file).exists(), "{after}: {file}");
+    }
+}
+
+fn record(lab: &Lab, name: &str) -> Value {
+    let path = lab.root().join("guests").join(name).join("guest.json");
+    serde_json::from_slice(&fs::read(path).expect("record")).expect("JSON")
+}
+
+#[test]
+fn a_frozen_guest_goes_on_and_so_does_its_chain() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    guest.console.ask("fill 64 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g"]).done();
+    for round in 0..3 {
+        let pid = lab.pid("g").expect("pid");
+        lab.dewar(&["freeze", "g"]).done();
+        assert!(!is_alive(pid));
+        assert_eq!(lab.ps("g").expect("listed")["state"], "frozen");
+        // Nothing that would harm it is done.
+        lab.dewar(&["checkpoint", "g"]).failed(1, &["is frozen", "dewar thaw g"]);
+        lab.dewar(&["rm", "g"]).failed(1, &["is frozen"]);
+        lab.dewar(&["restore", "g"]).failed(1, &["there is a guest 'g' already"]);
+        lab.dewar(&["thaw", "g"]).done();
+        assert_whole(&lab, &mut guest, &format!("round {round}"));
+    }
+    lab.dewar(&["thaw", "g"]).failed(1, &["is not frozen"]);
+    let told = common::assert_exact(&lab, &mut guest, "after three freezes");
+    assert_eq!(told["tracked"], true, "{told}");
+    assert!(told["pages"]["unchanged"].as_u64().expect("number") > 16_000, "{told}");
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["rm", "g", "--force"]).done();
+    let left = fs::read_dir("/dev/shm").expect("shm").flatten();
+    let mine = record_prefix(&lab);
+    assert!(!left.into_iter().any(|it| it.file_name().to_string_lossy().starts_with(&mine)));
+}
+
+/// How the RAM files of this lab's guest `g` begin.
+fn record_prefix(lab: &Lab) -> String {
+    let hash =
+        lab.root().as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        });
+    format!("dewar-{hash:08x}@g@")
+}
+
+#[test]
+fn a_guest_whose_memory_or_state_was_touched_is_refused() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    lab.dewar(&["freeze", "g"]).done();
+    let frozen = record(&lab, "g");
+    let open = |path: &Value| {
+        fs::File::options().read(true).write(true).open(path.as_str().expect("path")).expect("open")
+    };
+    let ram = open(&frozen["ram"][0]["path"]);
+    let state = open(&frozen["frozen"]["kept"]["in_place"]["state"]);
+    let at = (200 << 20) + 77;
+    for (file, at, words) in [
+        (
+            &ram,
+            at,
+            "was changed while it was frozen: RAM 'dewar-ram', bytes 0xc800000 to 0xca00000",
+        ),
+        (&state, 1000, "was changed"),
+    ] {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).expect("read");
+        file.write_all_at(&[byte[0] ^ 4], at).expect("write");
+        lab.dewar(&["thaw", "g"]).failed(1, &[words, "stays frozen"]);
+        file.write_all_at(&byte, at).expect("write");
+    }
+    lab.dewar(&["thaw", "g"]).done();
+    assert_whole(&lab, &mut guest, "all is as it was");
+    // Without checksums nobody can tell.
+    lab.dewar(&["freeze", "g", "--no-checksum"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    assert_whole(&lab, &mut guest, "without checksums");
+    // The machine was restarted: nothing is left of its memory.
+    lab.dewar(&["checkpoint", "g", "--tag", "kept"]).done();
+    lab.dewar(&["freeze", "g"]).done();
+    let frozen = record(&lab, "g");
+    for path in [&frozen["ram"][0]["path"], &frozen["frozen"]["kept"]["in_place"]["state"]] {
+        fs::remove_file(path.as_str().expect("path")).expect("remove");
+    }
+    lab.dewar(&["thaw", "g"]).failed(1, &["restore a checkpoint"]);
+    lab.dewar(&["rm", "g", "--force"]).done();
+    lab.restore(&mut guest, &["kept"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn killed_at_every_step_it_is_frozen_or_runs() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    for store in [None, Some("--to-store")] {
+        let line: Vec<&str> = ["freeze", "g"].into_iter().chain(store).collect();
+        let steps: &[&str] = match store {
+            None => &["stopping the guest", "writing its state", "kept", "on record"],
+            Some(_) => {
+                &["stopping the guest", "prepared", "resumed", "committed", "kept", "on record"]
+            }
+        };
+        for step in steps {
+            for both in [false, true] {
+                let held = HeldCheckpoint::at_with(&lab, &line, step);
+                if both {
+                    let guardian = held.guardian().expect("guardian");
+                    kill(guardian, Signal::KILL);
+                    dewar_testkit::wait_while_alive(guardian);
+                }
+                held.kill();
+                let after = format!("{line:?} killed at '{step}', both {both}");
+                wait_until(&after, Duration::from_secs(60), || {
+                    let state = lab.ps("g").expect("listed")["state"].clone();
+                    state == "running" || state == "frozen"
+                });
+                let is_frozen = lab.ps("g").expect("listed")["state"] == "frozen";
+                assert_eq!(is_frozen, *step == "on record", "{after}");
+                if is_frozen {
+                    lab.dewar(&["thaw", "g"]).done();
+                }
+                assert_whole(&lab, &mut guest, &after);
+                lab.wait_for_memory("g");
+            }
+        }
+    }
+}
+
+#[test]
+fn thaw_killed_at_every_step_can_be_tried_again() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    for step in ["checking memory", "starting QEMU", "started", "loaded", "thawed"] {
+        lab.dewar(&["freeze", "g"]).done();
+        let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], step);
+        held.kill();
+        let listed = lab.ps("g").expect("listed");
+        if step != "thawed" {
+            assert_eq!(listed["state"], "frozen", "{step}");
+            lab.dewar(&["thaw", "g"]).done();
+        }
+        assert_whole(&lab, &mut guest, step);
+    }
+}
+
+#[test]
+fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
+    let lab = common::lab();
+    let mut guests = [busy(&lab, "a"), busy(&lab, "b")];
+    for more in [&[][..], &["--to-store"]] {
+        let told = lab.dewar(&[&["freeze", "--all"], more].concat()).done().json();
+        assert_eq!(told["done"], 2, "{told}");
+        for name in ["a", "b"] {
+            let pid = record(&lab, name)["process"]["pid"].as_i64().expect("pid") as i32;
+            assert!(!is_alive(pid));
+        }
+        assert_eq!(lab.dewar(&["thaw", "--all"]).done().json()["done"], 2);
+        for guest in &mut guests {
+            assert_whole(&lab, guest, &format!("{more:?}"));
+            lab.wait_for_memory(&guest.name);
+        }
+    }
+    assert_eq!(lab.dewar(&["thaw", "--all"]).done().json()["done"], 0);
+}

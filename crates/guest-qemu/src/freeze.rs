@@ -1,0 +1,159 @@
+//! A guest without a process: its RAM files stay where they are, the state of its
+//! devices lies beside them, and QEMU has ended; and the way back.
+//!
+//! ```text
+//!   running --stop, save--> journal: put back if we die --record says frozen--> QEMU ends
+//!   frozen  --start, load-> record still says frozen    --record says running-> guest runs
+//! ```
+//!
+//! The record decides, written in one step: until it says `frozen` whoever comes
+//! lets the guest run again, from then on whoever comes ends QEMU. On the way
+//! back a QEMU that was started before the record said `running` never ran the
+//! guest; it is ended, and the next try starts over.
+
+use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
+use crate::guest::QemuGuest;
+use crate::handover::{HandoverError, named_ram, stale_disk};
+use crate::journal::Journal;
+use crate::launch::{Launched, end_strays, kill, launch};
+use crate::qmp::Qmp;
+use crate::recover::{RecoverError, is_running};
+use crate::registry::{GuestFolder, GuestRecord, RamFile};
+use crate::state::{self, StateChannel};
+use dewar_guest::Guest;
+use std::fs;
+use std::path::PathBuf;
+
+/// Names the file of the device state: beside the RAM, with its name first, so
+/// that it goes where the RAM goes.
+const STATE: &str = ".state";
+/// The checksums of a frozen guest's RAM, in its folder.
+pub const SUMS: &str = "sums.json";
+
+/// Where the state of a guest's devices goes that has this RAM.
+pub fn state_file(ram: &[RamFile]) -> PathBuf {
+    let mut name = ram.first().map(|file| file.path.clone()).unwrap_or_default();
+    name.as_mut_os_string().push(STATE);
+    name
+}
+
+/// That a guest could be thawed again, and nothing of it is under way. Returns
+/// its RAM, with the files' whole paths.
+///
+/// # Errors
+/// [`HandoverError::Unsupported`] with the reason why it could not.
+pub fn check(guest: &mut QemuGuest) -> Result<Vec<RamFile>, HandoverError> {
+    let record = guest.record().clone();
+    let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
+    crate::handover::refuse_what_is_under_way(guest)?;
+    if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {
+        return Err(unfit(why));
+    }
+    let machine = guest.found.machine.clone();
+    let plan = plan(&guest.folder, &record, &machine).map_err(|why| unfit(why.to_string()))?;
+    if record.arguments.iter().any(|word| word.contains("discard-data")) {
+        return Err(unfit("its RAM has discard-data, and ends with QEMU".to_owned()));
+    }
+    named_ram(&record, &plan).map_err(unfit)
+}
+
+/// Stops a guest and returns the state of its devices. It stands still then,
+/// until [`Guest::put_back`] or [`end`].
+///
+/// # Errors
+/// Where it fails; the guest is to be put back.
+pub fn stop_and_save(guest: &mut QemuGuest) -> Result<Vec<u8>, HandoverError> {
+    guest.flush()?;
+    let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
+    let journal = Journal {
+        was_running: is_running(qmp)?,
+        capabilities: state::capabilities_to_change(qmp, false)?,
+        tls_creds: state::tls_creds(qmp)?,
+        ..Journal::default()
+    };
+    journal.save(&folder)?;
+    let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
+    state::set_capabilities(qmp, needed)?;
+    if journal.tls_creds.is_some() {
+        state::set_tls_creds(qmp, "")?;
+    }
+    let channel = StateChannel::open(qmp)?;
+    guest.stop()?;
+    Ok(channel.save(&mut guest.qmp)?)
+}
+
+/// Ends the process of a guest that is on record as frozen.
+///
+/// # Errors
+/// Where the journal cannot be closed.
+pub fn end_process(guest: &mut QemuGuest, record: &GuestRecord) -> Result<(), RecoverError> {
+    end(&guest.folder, record, Some(&mut guest.qmp))
+}
+
+/// The same over any connection to it.
+pub(crate) fn end(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    qmp: Option<&mut Qmp>,
+) -> Result<(), RecoverError> {
+    let socket = folder.file("qmp.sock");
+    if record.process.is_alive() {
+        // Asked, it takes its sockets, its pid file and its network down.
+        if let Some(qmp) = qmp {
+            let _ = qmp.execute("quit", serde_json::json!({}));
+        }
+        if !record.process.ends_within(crate::recover::END_WITHIN) {
+            kill(&record.process);
+        }
+    }
+    if socket.exists() {
+        // Of a QEMU that was to thaw it.
+        end_strays(&socket);
+        let _ = fs::remove_file(&socket);
+    }
+    Ok(Journal::close(folder)?)
+}
+
+fn plan(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    machine: &str,
+) -> Result<RunPlan, crate::cmdline::Unsupported> {
+    let scratch = folder.file("");
+    let TakenOver { line, .. } = take_over(&record.arguments, &record.folder, &scratch, None)?;
+    let ram_path = |id: &str| {
+        let known = record.ram.iter().find(|file| file.id == id);
+        known.map_or_else(PathBuf::new, |file| file.path.clone())
+    };
+    let mut run = plan_run(&line, &folder.file("qmp.sock"), ram_path)?;
+    let machine = format!("type={machine}");
+    run.arguments.extend(["-machine", &machine, "-incoming", "defer"].map(str::to_owned));
+    Ok(run)
+}
+
+/// Starts a QEMU on a frozen guest's RAM, waiting for its state.
+///
+/// # Errors
+/// Where it does not start; the guest stays frozen.
+pub fn start(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    machine: &str,
+) -> Result<Launched, HandoverError> {
+    let socket = folder.file("qmp.sock");
+    end_strays(&socket);
+    let run = plan(folder, record, machine)
+        .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
+    let log = folder.file("console.log");
+    Ok(launch(&record.program, &run, &record.folder, &log, &socket, Vec::new())?)
+}
+
+/// Removes what was kept beside a guest's RAM, when it runs.
+pub fn remove_kept(folder: &GuestFolder, ram: &[RamFile]) {
+    let state = state_file(ram);
+    if state.is_absolute() {
+        // What stays, the next freeze writes over.
+        let _ = fs::remove_file(state);
+    }
+    let _ = fs::remove_file(folder.file(SUMS));
+}
