@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc fuzz install clean
+.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
+	@echo "make bench-upgrade     measure upgrade, freeze and thaw beside stock QEMU and a boot"
 	@echo "make install           put dewar, its man pages and completions into /usr/local"
 
 setup:
@@ -58,6 +59,11 @@ bench-store: guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-store target/release/dewar $(BENCH_OUT)/store.json $(BENCH_ARGS)
+
+bench-upgrade: guest next-qemu
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-upgrade target/release/dewar $(BENCH_OUT)/upgrade.json $(BENCH_ARGS)
 
 fuzz:
 	scripts/fuzz.sh

@@ -170,3 +170,81 @@ fn connections_over_a_tap_stay_open() {
     assert!(is_alive(pid));
     lab.dewar(&["stop", "g", "--now"]).done();
 }
+
+/// The names of the guest's devices.
+fn devices(qmp: &mut Qmp) -> Vec<String> {
+    let all = qmp.execute("qom-list", json!({"path": "/machine/peripheral"})).expect("qom-list");
+    let all = all.as_array().expect("list").iter().filter(|it| it["type"] != "string");
+    all.filter_map(|it| it["name"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn what_was_plugged_in_or_out_is_so_afterwards() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    let spec = spec(&[
+        "-device",
+        "pcie-root-port,id=rp1,chassis=1",
+        "-device",
+        "pcie-root-port,id=rp2,chassis=2",
+        "-device",
+        "virtio-rng-pci,id=rng,bus=rp2",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", user.display()),
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    let disk = lab.path().join("plugged,1.qcow2");
+    let made = std::process::Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .args([disk.as_os_str(), "32M".as_ref()])
+        .status();
+    assert!(made.expect("qemu-img").success());
+    let mut qmp = Qmp::connect(&user).expect("QMP");
+    let mut ask = |command: &str, arguments| {
+        qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    };
+    let file = json!({"driver": "file", "filename": disk});
+    ask("blockdev-add", json!({"driver": "qcow2", "node-name": "late", "file": file}));
+    let device = json!({
+        "driver": "virtio-blk-pci", "id": "late-disk", "drive": "late", "bus": "rp1",
+        "serial": "LATE",
+    });
+    ask("device_add", device);
+    ask("device_del", json!({"id": "rng"}));
+    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
+        !devices(&mut qmp).contains(&"rng".to_owned())
+    });
+    drop(qmp);
+    for _ in 0..2 {
+        upgrade(&lab, &mut guest, &[]);
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        let now = devices(&mut qmp);
+        assert!(
+            now.contains(&"late-disk".to_owned()) && !now.contains(&"rng".to_owned()),
+            "{now:?}"
+        );
+        let serial = json!({"path": "/machine/peripheral/late-disk", "property": "serial"});
+        assert_eq!(qmp.execute("qom-get", serial).expect("serial"), "LATE");
+        guest.console.ask("verify").expect("consistent");
+    }
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    let mut qmp = Qmp::connect(&user).expect("QMP");
+    assert!(devices(&mut qmp).contains(&"late-disk".to_owned()));
+    // A disk whose content lies elsewhere now must not be opened as it was.
+    let blocks = qmp.execute("query-block", json!({})).expect("blocks");
+    let first = blocks.as_array().expect("list").iter().find(|it| it["device"] == "virtio0");
+    let overlay = lab.path().join("snapshot.qcow2");
+    let snapshot = json!({
+        "device": first.expect("virtio0")["device"], "snapshot-file": overlay, "format": "qcow2",
+    });
+    qmp.execute("blockdev-snapshot-sync", snapshot).expect("snapshot");
+    drop(qmp);
+    let other = other();
+    lab.dewar(&["upgrade", "g", "--qemu", &other])
+        .failed(4, &["virtio0", "snapshot.qcow2", "was not touched"]);
+    lab.dewar(&["freeze", "g"]).failed(4, &["virtio0", "snapshot.qcow2"]);
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+}

@@ -10,5 +10,6 @@ mod restore;
 
 pub use exclusive::{Holder, Later, Rename, TakenOver, take_over};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
+pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
 pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore};

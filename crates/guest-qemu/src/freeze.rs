@@ -13,7 +13,7 @@
 
 use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
 use crate::guest::QemuGuest;
-use crate::handover::{HandoverError, named_ram, stale_disk};
+use crate::handover::{HandoverError, current_line, named_ram, stale_disk};
 use crate::journal::Journal;
 use crate::launch::{Launched, end_strays, kill, launch};
 use crate::qmp::Qmp;
@@ -38,14 +38,17 @@ pub fn state_file(ram: &[RamFile]) -> PathBuf {
 }
 
 /// That a guest could be thawed again, and nothing of it is under way. Returns
-/// its RAM, with the files' whole paths.
+/// its record with its present command line and the whole paths of its RAM.
 ///
 /// # Errors
 /// [`HandoverError::Unsupported`] with the reason why it could not.
-pub fn check(guest: &mut QemuGuest) -> Result<Vec<RamFile>, HandoverError> {
-    let record = guest.record().clone();
-    let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
+pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
+    let mut record = guest.record().clone();
+    let name = record.name.clone();
+    let unfit = |why: String| HandoverError::Unsupported(name.clone(), why);
     crate::handover::refuse_what_is_under_way(guest)?;
+    record.arguments = current_line(&mut guest.qmp, &record.arguments)
+        .map_err(|error| unfit(error.to_string()))?;
     if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {
         return Err(unfit(why));
     }
@@ -54,7 +57,8 @@ pub fn check(guest: &mut QemuGuest) -> Result<Vec<RamFile>, HandoverError> {
     if record.arguments.iter().any(|word| word.contains("discard-data")) {
         return Err(unfit("its RAM has discard-data, and ends with QEMU".to_owned()));
     }
-    named_ram(&record, &plan).map_err(unfit)
+    record.ram = named_ram(&record, &plan).map_err(unfit)?;
+    Ok(record)
 }
 
 /// Stops a guest and returns the state of its devices. It stands still then,

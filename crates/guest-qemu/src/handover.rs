@@ -34,6 +34,7 @@
 //! by SIGKILL: asked to quit, it would remove sockets and pid files that are
 //! the new one's by then, and run scripts that take the guest's network down.
 
+mod current;
 mod disks;
 mod fate;
 mod forwards;
@@ -41,6 +42,7 @@ mod holder;
 mod moving;
 mod plan;
 
+pub(crate) use current::current_line;
 pub(crate) use disks::stale_disk;
 pub use forwards::Forward;
 pub use holder::OpenFilesError;

@@ -27,6 +27,8 @@ pub fn sum(bytes: &[u8]) -> u128 {
 /// Where it cannot be read.
 pub fn sums(file: &File, bytes: u64, threads: usize) -> Result<Vec<u128>, KernelError> {
     let count = bytes.div_ceil(SUM_BYTES);
+    // Asked for once: the kernel looks from a place to the next hole, however far.
+    let written = &written_parts(file, bytes)?;
     let next = AtomicU64::new(0);
     let work = || -> Result<Vec<(u64, u128)>, KernelError> {
         let (mut done, mut buffer) = (Vec::new(), vec![0; SUM_BYTES as usize]);
@@ -36,7 +38,7 @@ pub fn sums(file: &File, bytes: u64, threads: usize) -> Result<Vec<u128>, Kernel
                 return Ok(done);
             }
             let at = index * SUM_BYTES..bytes.min((index + 1) * SUM_BYTES);
-            done.push((index, sum_of(file, at, &mut buffer)?));
+            done.push((index, sum_of(file, written, at, &mut buffer)?));
         }
     };
     let parts: Vec<_> = std::thread::scope(|scope| {
@@ -55,19 +57,32 @@ pub fn sums(file: &File, bytes: u64, threads: usize) -> Result<Vec<u128>, Kernel
     Ok(all)
 }
 
-fn sum_of(file: &File, at: Range<u64>, buffer: &mut [u8]) -> Result<u128, KernelError> {
-    let failed = |cause| KernelError::new("read", "a RAM file", cause);
-    let buffer = &mut buffer[..(at.end - at.start) as usize];
-    buffer.fill(0);
-    let pages = PageRange::new(at.start / PAGE_BYTES as u64, at.end.div_ceil(PAGE_BYTES as u64));
+/// The parts of a file that are not holes, in order.
+fn written_parts(file: &File, bytes: u64) -> Result<Vec<Range<u64>>, KernelError> {
+    let pages = PageRange::new(0, bytes.div_ceil(PAGE_BYTES as u64));
     // Holes of hugetlbfs are not told; reading one gives zeros all the same.
-    let written = match huge_page_bytes(file)? {
+    let ranges = match huge_page_bytes(file)? {
         None => data_ranges(file, pages)?,
         Some(_) => vec![pages],
     };
-    for range in written {
-        let start = (range.start.0 * PAGE_BYTES as u64).max(at.start);
-        let end = (range.end.0 * PAGE_BYTES as u64).min(at.end);
+    let part = |range: PageRange| {
+        range.start.0 * PAGE_BYTES as u64..(range.end.0 * PAGE_BYTES as u64).min(bytes)
+    };
+    Ok(ranges.into_iter().map(part).collect())
+}
+
+fn sum_of(
+    file: &File,
+    written: &[Range<u64>],
+    at: Range<u64>,
+    buffer: &mut [u8],
+) -> Result<u128, KernelError> {
+    let failed = |cause| KernelError::new("read", "a RAM file", cause);
+    let buffer = &mut buffer[..(at.end - at.start) as usize];
+    buffer.fill(0);
+    let first = written.partition_point(|part| part.end <= at.start);
+    for part in written[first..].iter().take_while(|part| part.start < at.end) {
+        let (start, end) = (part.start.max(at.start), part.end.min(at.end));
         let part = &mut buffer[(start - at.start) as usize..(end - at.start) as usize];
         file.read_exact_at(part, start).map_err(failed)?;
     }

@@ -2,6 +2,8 @@
 //! the guest would notice. The guest's own clock stops with it.
 
 use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -46,6 +48,30 @@ impl Heartbeat {
                     Ok(0) => return,
                     Ok(_) => heard.lock().expect("lock").push(Instant::now()),
                     Err(_) => {}
+                }
+            }
+        });
+        Ok(Self { arrivals, stop, thread: Some(thread) })
+    }
+
+    /// Listens to a guest whose second serial port is a FIFO: it stays one while
+    /// the guest changes from one QEMU to another.
+    ///
+    /// # Errors
+    /// Where it cannot be opened.
+    pub fn listen_fifo(path: &Path) -> Result<Self> {
+        // For writing too: then it does not end with a QEMU.
+        let mut fifo = File::options().read(true).write(true).open(path)?;
+        let arrivals = Arc::new(Mutex::new(Vec::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (heard, stopped) = (arrivals.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 256];
+            let within = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            while !stopped.load(Ordering::Relaxed) {
+                let came = poll(&mut [PollFd::new(&fifo, PollFlags::IN)], Some(&within));
+                if came.is_ok_and(|count| count > 0) && fifo.read(&mut buffer).is_ok() {
+                    heard.lock().expect("lock").push(Instant::now());
                 }
             }
         });

@@ -47,7 +47,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let mut guest =
         QemuGuest::attach(folder.clone(), record).map_err(|error| untouched(error.into()))?;
-    let ram = check(&mut guest).map_err(|error| untouched(error.into()))?;
+    let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
     let store = args.to_store.as_deref().map(|url| {
         let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;
         Store::open_or_create(&location).map_err(|error| untouched(error.into()))
@@ -57,15 +57,11 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let guardian = Guardian::start(context, name, url.as_deref(), guest.qmp(), &lock)?;
     progress.stage("stopping the guest");
     let frozen = match &store {
-        None => keep_in_place(&mut guest, &folder, &ram, !args.no_checksum, &progress),
+        None => keep_in_place(&mut guest, &folder, &checked.ram, !args.no_checksum, &progress),
         Some(store) => keep_in_store(&mut guest, &folder, store, &progress),
     };
     let frozen = frozen.inspect(|_| progress.signal_at("kept")).and_then(|frozen| {
-        let mut record = guest.record().clone();
-        record.phase = Phase::Frozen;
-        // A checkpoint has the memory: what is left of it is to be given back.
-        record.ram = if store.is_some() { record.ram } else { ram.clone() };
-        record.frozen = Some(frozen);
+        let record = GuestRecord { phase: Phase::Frozen, frozen: Some(frozen), ..checked.clone() };
         folder.set_record(&record)?;
         Ok(record)
     });
@@ -73,7 +69,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
         Ok(record) => record,
         Err(failure) => {
             let _ = guest.put_back();
-            remove_kept(&folder, &ram);
+            remove_kept(&folder, &checked.ram);
             let health = guest.health();
             guardian.dismiss();
             return Err(failure.state(format!("the guest was not frozen; {health}")));

@@ -57,6 +57,7 @@ impl Plan {
         let mut renames = self.taken.renames;
         let next = GuestRecord {
             program: self.program.clone(),
+            arguments: self.line,
             qmp: guest.folder.file("qmp.sock"),
             ram: self.ram,
             ..record.clone()

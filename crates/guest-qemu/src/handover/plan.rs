@@ -1,5 +1,6 @@
 //! What a hand-over needs, found out before anything is touched.
 
+use super::current::current_line;
 use super::disks::stale_disk;
 use super::forwards::{self, Forward};
 use super::holder::OpenFiles;
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 pub struct Plan {
     /// The program of the new QEMU.
     pub(super) program: PathBuf,
+    /// The guest's own command line, as it is now.
+    pub(super) line: Vec<String>,
     pub(super) run: RunPlan,
     /// The guest's RAM, in the order of its pages.
     pub(super) ram: Vec<RamFile>,
@@ -39,13 +42,15 @@ impl Plan {
         refuse_what_is_under_way(guest)?;
         let scratch = guest.folder.file("");
         let (qmp, process) = (&mut guest.qmp, &guest.process);
-        if let Some(why) = stale_disk(qmp, &record, &record.arguments)? {
+        let line =
+            current_line(qmp, &record.arguments).map_err(|error| unfit(error.to_string()))?;
+        if let Some(why) = stale_disk(qmp, &record, &line)? {
             return Err(unfit(why));
         }
         let forwards = forwards::forwards(qmp)?;
         let mut files = OpenFiles::of(process, qmp)
             .map_err(|error| unfit(format!("its open files: {error}")))?;
-        let taken = take_over(&record.arguments, &record.folder, &scratch, Some(&mut files))
+        let taken = take_over(&line, &record.folder, &scratch, Some(&mut files))
             .map_err(|why| unfit(why.to_string()))?;
         let ram_path = |id: &str| {
             let known = record.ram.iter().find(|file| file.id == id);
@@ -59,7 +64,8 @@ impl Plan {
         run.arguments.extend(rest.map(str::to_owned));
         let files = files.claimed;
         let bitmaps = has_bitmaps(guest)?;
-        Ok(Self { program: program.to_owned(), run, ram, files, taken, forwards, bitmaps })
+        let program = program.to_owned();
+        Ok(Self { program, line, run, ram, files, taken, forwards, bitmaps })
     }
 
     /// What the guest's users will lose, each a sentence.

@@ -1,0 +1,267 @@
+//! The command line of a guest as it is now: the one that it was started with, less
+//! what was unplugged, and with what was plugged in, by QEMU's own word.
+//!
+//! QEMU tells all properties of a device, not which of them somebody set. Those
+//! that people set ([`PROPERTIES`]) are given again where they differ from their
+//! defaults. What is missed shows when the new QEMU loads the device's state: it
+//! refuses one that does not fit, and the guest stays where it is.
+
+use super::forwards::monitor;
+use crate::cmdline::{Argument, Properties, arguments};
+use crate::qmp::{Qmp, QmpError};
+use serde_json::{Map, Value, json};
+
+/// Properties of devices that people set.
+const PROPERTIES: [&str; 34] = [
+    "addr",
+    "bootindex",
+    "channel",
+    "chardev",
+    "chassis",
+    "core-id",
+    "die-id",
+    "disable-legacy",
+    "disable-modern",
+    "discard_granularity",
+    "drive",
+    "iothread",
+    "logical_block_size",
+    "lun",
+    "mac",
+    "max_ports",
+    "mq",
+    "multifunction",
+    "name",
+    "netdev",
+    "nr",
+    "num-queues",
+    "physical_block_size",
+    "port",
+    "queue-size",
+    "rombar",
+    "romfile",
+    "scsi-id",
+    "serial",
+    "share-rw",
+    "slot",
+    "socket-id",
+    "thread-id",
+    "vectors",
+];
+
+/// Why it is not known how a guest could be started as it is now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CurrentError {
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// The present form of `line`.
+pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
+    let plugged = plugged(qmp)?;
+    let there = There {
+        devices: plugged.iter().map(|(id, _)| id.clone()).collect(),
+        netdevs: netdevs(qmp)?,
+        nodes: block_names(qmp)?,
+    };
+    let mut now = Vec::new();
+    let mut known = Vec::new();
+    for argument in arguments(line) {
+        let id = id_of(&argument);
+        let words = 1 + usize::from(!argument.name.is_empty() && argument.value.is_some());
+        if id.as_ref().is_none_or(|id| there.has(&argument, id)) {
+            now.extend_from_slice(&line[argument.at..argument.at + words]);
+            known.extend(id);
+        }
+    }
+    for (id, kind) in &plugged {
+        if known.contains(id) {
+            continue;
+        }
+        let device = device(qmp, id, kind)?;
+        for (key, backend) in
+            [("netdev", netdev as Backend), ("drive", drive), ("iothread", iothread)]
+        {
+            let Some(name) = device.get(key).and_then(Value::as_str) else { continue };
+            if !known.iter().any(|id| id == name) {
+                now.extend(backend(qmp, name, &there)?);
+                known.push(name.to_owned());
+            }
+        }
+        if let Some(name) = device.get("chardev").and_then(Value::as_str) {
+            if !known.iter().any(|id| id == name) {
+                let why = format!("character device '{name}' was added to it since");
+                return Err(CurrentError::Unknown(why));
+            }
+        }
+        now.extend(["-device".to_owned(), Value::Object(device).to_string()]);
+    }
+    Ok(now)
+}
+
+type Backend = fn(&mut Qmp, &str, &There) -> Result<[String; 2], CurrentError>;
+
+/// What QEMU has now, by name.
+struct There {
+    devices: Vec<String>,
+    /// Network backends, and what is told of them.
+    netdevs: Vec<(String, String)>,
+    nodes: Vec<String>,
+}
+
+impl There {
+    /// Whether what an option made is still there.
+    fn has(&self, argument: &Argument<'_>, id: &str) -> bool {
+        match argument.name {
+            "device" => self.devices.iter().any(|it| it == id),
+            "netdev" => self.netdevs.iter().any(|(it, _)| it == id),
+            "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
+            _ => true,
+        }
+    }
+}
+
+/// The name that an option gives.
+fn id_of(argument: &Argument<'_>) -> Option<String> {
+    let options = Properties::parse(argument.value?).ok()?;
+    match argument.name {
+        "device" | "netdev" | "drive" | "chardev" | "object" => options.get("id", ""),
+        "blockdev" => options.get("node-name", ""),
+        _ => None,
+    }
+}
+
+/// Devices with a name: it, and their kind.
+fn plugged(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
+    let all = qmp.execute("qom-list", json!({"path": "/machine/peripheral"}))?;
+    let child = |entry: &Value| {
+        let kind = entry["type"].as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
+        Some((entry["name"].as_str()?.to_owned(), kind.to_owned()))
+    };
+    Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
+}
+
+/// Lines such as ` \ net0: index=0,type=tap,ifname=tap0,script=no`.
+fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
+    let told = monitor(qmp, "info network")?;
+    let line = |line: &str| {
+        let (id, rest) = line.trim().trim_start_matches(['\\', ' ']).split_once(": ")?;
+        Some((id.to_owned(), rest.to_owned()))
+    };
+    Ok(told.lines().filter_map(line).collect())
+}
+
+/// The names of block nodes and of drives.
+fn block_names(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let drives = qmp.execute("query-block", json!({}))?;
+    let named = |list: &Value, key: &str| -> Vec<String> {
+        let all = list.as_array().into_iter().flatten();
+        all.filter_map(|it| Some(it[key].as_str()?.to_owned())).collect()
+    };
+    Ok([named(&nodes, "node-name"), named(&drives, "device")].concat())
+}
+
+/// A device that was plugged in, as `-device` takes it.
+fn device(qmp: &mut Qmp, id: &str, kind: &str) -> Result<Map<String, Value>, CurrentError> {
+    let path = format!("/machine/peripheral/{id}");
+    let mut get = |property: &str| {
+        let value = qmp.execute("qom-get", json!({"path": path, "property": property}));
+        value.unwrap_or(Value::Null)
+    };
+    let mut device = Map::new();
+    device.insert("driver".to_owned(), kind.into());
+    device.insert("id".to_owned(), id.into());
+    if let Some(bus) = get("parent_bus").as_str().and_then(last) {
+        device.insert("bus".to_owned(), bus.into());
+    }
+    let values: Vec<(&str, Value)> = PROPERTIES.iter().map(|name| (*name, get(name))).collect();
+    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
+    for (name, value) in values {
+        let Some(about) = told.as_array().into_iter().flatten().find(|it| it["name"] == name)
+        else {
+            continue;
+        };
+        let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
+        let value = match &value {
+            Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),
+            other => other.clone(),
+        };
+        let unset = match &value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Number(number) => number.as_i64().is_some_and(|it| it < 0),
+            Value::Array(_) | Value::Object(_) => true,
+            Value::Bool(_) => false,
+        };
+        if !unset && about["default-value"] != value {
+            device.insert(name.to_owned(), value);
+        }
+    }
+    Ok(device)
+}
+
+/// The last part of a path in QEMU's object tree.
+fn last(path: &str) -> Option<&str> {
+    path.rsplit('/').next().filter(|name| !name.is_empty())
+}
+
+fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentError> {
+    let told = there.netdevs.iter().find(|(it, _)| it == id).map_or("", |(_, told)| told);
+    let part = |key: &str| told.split(',').find_map(|part| part.strip_prefix(key));
+    let options = match part("type=") {
+        Some("tap") => {
+            let name = part("ifname=").map(|name| format!(",ifname={name}")).unwrap_or_default();
+            format!("tap,id={id}{name},script=no,downscript=no")
+        }
+        Some("user") => {
+            let net = part("net=").map(|net| format!(",net={net}/24")).unwrap_or_default();
+            format!("user,id={id}{net}")
+        }
+        _ => {
+            let why = format!("network backend '{id}' was added to it since");
+            return Err(CurrentError::Unknown(why));
+        }
+    };
+    Ok(["-netdev".to_owned(), options])
+}
+
+fn drive(qmp: &mut Qmp, name: &str, _: &There) -> Result<[String; 2], CurrentError> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let drives = qmp.execute("query-block", json!({}))?;
+    let node = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == name);
+    let drive = drives.as_array().into_iter().flatten().find(|it| it["device"] == name);
+    let inserted = node.or_else(|| drive.map(|drive| &drive["inserted"])).unwrap_or(&Value::Null);
+    let (file, format) = (inserted["file"].as_str(), inserted["drv"].as_str());
+    let plain = file.filter(|file| !file.starts_with("json:") && !file.contains("://"));
+    let (Some(file), Some(format)) = (plain, format) else {
+        return Err(CurrentError::Unknown(format!("disk '{name}' was added to it since")));
+    };
+    let cache = &inserted["cache"];
+    if node.is_none() {
+        let (file, direct) = (file.replace(',', ",,"), cache["direct"] == true);
+        let read_only = if inserted["ro"] == true { "on" } else { "off" };
+        let cache = if direct { "none" } else { "writeback" };
+        let options = format!(
+            "if=none,id={name},file={file},format={format},readonly={read_only},cache={cache}"
+        );
+        return Ok(["-drive".to_owned(), options]);
+    }
+    let mut options = json!({
+        "node-name": name, "driver": format, "read-only": inserted["ro"],
+        "cache": {"direct": cache["direct"], "no-flush": cache["no-flush"]},
+    });
+    if ["file", "host_device"].contains(&format) {
+        options["filename"] = file.into();
+    } else {
+        let driver = if file.starts_with("/dev/") { "host_device" } else { "file" };
+        options["file"] = json!({"driver": driver, "filename": file, "cache": options["cache"]});
+    }
+    Ok(["-blockdev".to_owned(), options.to_string()])
+}
+
+fn iothread(_: &mut Qmp, id: &str, _: &There) -> Result<[String; 2], CurrentError> {
+    Ok(["-object".to_owned(), format!("iothread,id={id}")])
+}
