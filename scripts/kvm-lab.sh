@@ -79,7 +79,7 @@ tests_disk() {
     cp .cache/guest/vmlinuz .cache/guest/initrd "$tree/guest/"
     cargo build -q -p dewar-cli
     cp target/debug/dewar "$tree/dewar"
-    for test in exact consistent killed; do
+    for test in exact consistent killed upgrade; do
         binary=$(cargo test -q -p dewar-cli --test "$test" --no-run --message-format=json 2>/dev/null |
             sed -n 's/.*"executable":"\([^"]*\/'"$test"'-[^"]*\)".*/\1/p' | tail -n1)
         cp "$binary" "$tree/bin/$test"
@@ -101,6 +101,7 @@ run() { timeout 1500 /lab/bin/"\$@" --test-threads=1 --nocapture 2>&1 || failed=
 run exact every_page_is_that_of_the_pause
 run consistent under_kvm
 run killed five_kills_under_kvm
+run upgrade moves_and_freezes_under_kvm
 echo "kvm-lab: exit \$failed"
 sync
 echo o >/proc/sysrq-trigger

@@ -293,3 +293,27 @@ fn six_idle_guests_at_once() {
     }
     assert!(told["guests"].as_array().expect("list").iter().all(|it| it["exit_code"] == 0));
 }
+
+/// What `make test-kvm` runs under real KVM, from QEMU to the same QEMU.
+#[test]
+fn moves_and_freezes_under_kvm() {
+    if std::env::var("DEWAR_TEST_ACCEL").is_err() {
+        println!("SKIPPED moves_and_freezes_under_kvm: it runs in 'make test-kvm'");
+        return;
+    }
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "g"]).done();
+    let told = upgrade(&lab, &mut guest, &qemu());
+    println!("{told}");
+    guest.console.ask("verify").expect("consistent after the upgrade");
+    let told = common::assert_exact(&lab, &mut guest, "in the new QEMU");
+    assert_eq!(told["tracked"], true, "{told}");
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent after the thaw");
+    let told = common::assert_exact(&lab, &mut guest, "after the thaw");
+    assert_eq!(told["tracked"], true, "{told}");
+}
