@@ -248,3 +248,51 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
 }
+
+#[test]
+fn a_guest_that_stands_still_stands_still_afterwards() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    // Two RAM files, and a QEMU that puts itself in the background.
+    let spec = spec(&[
+        "-object",
+        "memory-backend-ram,id=m0,size=128M",
+        "-object",
+        "memory-backend-ram,id=m1,size=128M,prealloc=on",
+        "-numa",
+        "node,memdev=m0",
+        "-numa",
+        "node,memdev=m1",
+        "-daemonize",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", user.display()),
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "g"]).done();
+    let mut qmp = Qmp::connect(&user).expect("QMP");
+    qmp.execute("stop", json!({})).expect("stop");
+    drop(qmp);
+    let ram = common::ram_now(&lab, "g");
+    let verbs: [&[&str]; 2] = [&["upgrade", "g"], &["freeze", "g"]];
+    for verb in verbs {
+        let program = other();
+        let line = match verb[0] {
+            "upgrade" => [verb, &["--qemu", &program]].concat(),
+            _ => verb.to_vec(),
+        };
+        lab.dewar(&line).done();
+        if verb[0] == "freeze" {
+            assert_eq!(lab.dewar(&["thaw", "g"]).done().json()["paused"], true);
+        }
+        assert_eq!(lab.ps("g").expect("listed")["state"], "paused", "{verb:?}");
+        // Neither starting a QEMU nor loading its devices writes to RAM.
+        assert!(common::ram_now(&lab, "g") == ram, "RAM changed by {verb:?}");
+    }
+    let mut qmp = Qmp::connect(&user).expect("QMP");
+    qmp.execute("cont", json!({})).expect("cont");
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    let told = common::assert_exact(&lab, &mut guest, "after both");
+    assert_eq!(told["tracked"], true, "{told}");
+}
