@@ -6,10 +6,10 @@ use crate::discover::{map_ram_files, maps_file};
 use crate::guest::{QemuGuest, uffd_origin};
 use crate::journal::Journal;
 use crate::launch::{Launched, launch};
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 use crate::recover::is_running;
 use crate::registry::GuestRecord;
-use crate::state;
+use crate::state::{self, StateError};
 use dewar_guest::{Guest, GuestError};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
@@ -171,12 +171,14 @@ impl Waiting<'_> {
         self.handover.stage = Stage::Moving;
         self.handover.save(&folder)?;
         step("moving");
-        let begun = state::connect(old, &mut new).and_then(|()| {
-            step("listening");
-            state::begin(old)
-        });
-        if let Err(error) = begun {
+        if let Err(error) = state::connect(old, &mut new) {
             return Err(self.refused(&error.to_string()));
+        }
+        step("listening");
+        match state::begin(old) {
+            // A QEMU that is silent may have begun all the same.
+            Ok(()) | Err(StateError::Qmp(QmpError::Silent { .. })) => {}
+            Err(error) => return Err(self.refused(&error.to_string())),
         }
         step("begun");
         match fate(&self.handover, &folder, Some(old), Some(new)) {
