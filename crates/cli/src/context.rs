@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
-    GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
+    GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{Qmp, QmpError, recover};
@@ -175,8 +175,8 @@ impl Held {
 
 /// That no guest by this name stands in the way of a new one, whose RAM shall
 /// be in `ram_dir`. A dead one's memory is given back when what is returned is
-/// dropped.
-pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<Vec<File>, Failure> {
+/// dropped. `thawing` says that the guest is to be thawed from a store.
+pub fn make_way(folder: &GuestFolder, ram_dir: &Path, thawing: bool) -> Result<Vec<File>, Failure> {
     let mut unnamed = Vec::new();
     match folder.record() {
         Err(RegistryError::NoSuchGuest(_)) => {}
@@ -186,9 +186,7 @@ pub fn make_way(folder: &GuestFolder, ram_dir: &Path) -> Result<Vec<File>, Failu
         }
         Ok(record) => {
             let record = settle(folder, record)?;
-            let kept =
-                record.frozen.as_ref().is_some_and(|it| matches!(it.kept, Kept::InPlace { .. }));
-            if record.process.is_alive() || kept {
+            if record.process.is_alive() || (record.frozen.is_some() && !thawing) {
                 return Err(RegistryError::Exists(folder.name().to_owned()).into());
             }
             unnamed = folder.remove_ram(&record)?;

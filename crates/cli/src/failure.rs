@@ -179,6 +179,9 @@ impl From<HandoverError> for Failure {
                     "give it up with 'kill {pid}', then 'dewar restore {name}' brings back its \
                      newest checkpoint"
                 )),
+            HandoverError::Unfinished(_) => Self::new(Code::Attention, what)
+                .state("the guest runs in its new QEMU")
+                .advice("'dewar ps' goes on with the rest"),
             HandoverError::Crashed => Self::new(Code::Attention, what)
                 .state("the guest has ended")
                 .advice("'dewar restore' brings back its newest checkpoint"),

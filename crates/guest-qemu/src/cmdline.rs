@@ -8,8 +8,8 @@ mod memory;
 mod options;
 mod restore;
 
-pub use exclusive::{Holder, Later, Rename, TakenOver, take_over};
+pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, take_over};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
-pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore};
+pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore, without_ram_paths};

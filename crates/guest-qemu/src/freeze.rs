@@ -11,9 +11,9 @@
 //! back a QEMU that was started before the record said `running` never ran the
 //! guest; it is ended, and the next try starts over.
 
-use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
+use crate::cmdline::{Descriptors, RunPlan, TakenOver, take_over};
 use crate::guest::QemuGuest;
-use crate::handover::{HandoverError, current_line, named_ram, stale_disk};
+use crate::handover::{HandoverError, current_line, named_ram, plan_on_its_ram, stale_disk};
 use crate::journal::Journal;
 use crate::launch::{Launched, end_strays, kill, launch};
 use crate::qmp::Qmp;
@@ -21,20 +21,28 @@ use crate::recover::{RecoverError, is_running};
 use crate::registry::{GuestFolder, GuestRecord, RamFile};
 use crate::state::{self, StateChannel};
 use dewar_guest::Guest;
+use dewar_kernel::huge_page_bytes;
 use std::fs;
 use std::path::PathBuf;
 
-/// Names the file of the device state: beside the RAM, with its name first, so
-/// that it goes where the RAM goes.
+/// Names the file of the device state, among the names of the guest's own files.
 const STATE: &str = ".state";
 /// The checksums of a frozen guest's RAM, in its folder.
 pub const SUMS: &str = "sums.json";
 
-/// Where the state of a guest's devices goes that has this RAM.
-pub fn state_file(ram: &[RamFile]) -> PathBuf {
-    let mut name = ram.first().map(|file| file.path.clone()).unwrap_or_default();
-    name.as_mut_os_string().push(STATE);
-    name
+/// Where the state of a guest's devices goes that has this RAM: beside it, since
+/// neither is worth anything without the other. A file system of huge pages takes no
+/// such file; then into the guest's folder.
+pub fn state_file(folder: &GuestFolder, ram: &[RamFile]) -> PathBuf {
+    let first = ram.first().map(|file| &file.path);
+    let huge = |path: &PathBuf| {
+        let file = fs::File::open(path);
+        file.is_ok_and(|file| huge_page_bytes(&file).is_ok_and(|bytes| bytes.is_some()))
+    };
+    match first.and_then(|path| path.parent()) {
+        Some(beside) if !first.is_some_and(huge) => folder.ram_file(beside, STATE),
+        _ => folder.file(STATE),
+    }
 }
 
 /// That a guest could be thawed again, and nothing of it is under way. Returns
@@ -52,9 +60,12 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {
         return Err(unfit(why));
     }
+    if !record.program.is_file() {
+        return Err(unfit(format!("{} is gone: upgrade it first", record.program.display())));
+    }
     let machine = guest.found.machine.clone();
     let plan = plan(&guest.folder, &record, &machine).map_err(|why| unfit(why.to_string()))?;
-    if record.arguments.iter().any(|word| word.contains("discard-data")) {
+    if record.arguments.iter().any(|word| word.contains("discard-data=on")) {
         return Err(unfit("its RAM has discard-data, and ends with QEMU".to_owned()));
     }
     record.ram = named_ram(&record, &plan).map_err(unfit)?;
@@ -124,12 +135,11 @@ fn plan(
     machine: &str,
 ) -> Result<RunPlan, crate::cmdline::Unsupported> {
     let scratch = folder.file("");
-    let TakenOver { line, .. } = take_over(&record.arguments, &record.folder, &scratch, None)?;
-    let ram_path = |id: &str| {
-        let known = record.ram.iter().find(|file| file.id == id);
-        known.map_or_else(PathBuf::new, |file| file.path.clone())
-    };
-    let mut run = plan_run(&line, &folder.file("qmp.sock"), ram_path)?;
+    // Whatever descriptors it had end with it.
+    let none = Descriptors::new();
+    let TakenOver { line, .. } =
+        take_over(&record.arguments, &record.folder, &scratch, None, &none)?;
+    let mut run = plan_on_its_ram(&line, record, &folder.file("qmp.sock"))?;
     let machine = format!("type={machine}");
     run.arguments.extend(["-machine", &machine, "-incoming", "defer"].map(str::to_owned));
     Ok(run)
@@ -146,6 +156,13 @@ pub fn start(
 ) -> Result<Launched, HandoverError> {
     let socket = folder.file("qmp.sock");
     end_strays(&socket);
+    for file in &record.ram {
+        let there = fs::metadata(&file.path).is_ok_and(|data| data.len() == file.bytes);
+        if !there {
+            let why = format!("its RAM {} is gone, or of another size", file.path.display());
+            return Err(HandoverError::Unsupported(record.name.clone(), why));
+        }
+    }
     let run = plan(folder, record, machine)
         .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
     let log = folder.file("console.log");
@@ -154,10 +171,10 @@ pub fn start(
 
 /// Removes what was kept beside a guest's RAM, when it runs.
 pub fn remove_kept(folder: &GuestFolder, ram: &[RamFile]) {
-    let state = state_file(ram);
-    if state.is_absolute() {
-        // What stays, the next freeze writes over.
-        let _ = fs::remove_file(state);
+    // What stays, the next freeze writes over.
+    for beside in ram.iter().filter_map(|file| file.path.parent()) {
+        let _ = fs::remove_file(folder.ram_file(beside, STATE));
     }
+    let _ = fs::remove_file(folder.file(STATE));
     let _ = fs::remove_file(folder.file(SUMS));
 }

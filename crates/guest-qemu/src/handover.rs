@@ -41,6 +41,7 @@ mod forwards;
 mod holder;
 mod moving;
 mod plan;
+mod tap;
 
 pub(crate) use current::current_line;
 pub(crate) use disks::stale_disk;
@@ -48,7 +49,7 @@ pub use forwards::Forward;
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
-pub(crate) use plan::{named_ram, refuse_what_is_under_way};
+pub(crate) use plan::{named_ram, plan_on_its_ram, refuse_what_is_under_way};
 
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;
@@ -63,6 +64,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use tap::TapHeader;
 
 const FILE: &str = "handover.json";
 /// Dewar's socket of the new QEMU, until it has the guest.
@@ -96,6 +98,9 @@ pub enum HandoverError {
     /// The guest moved, and ended there.
     #[error("the new QEMU took the guest over and ended at once; the guest has crashed")]
     Crashed,
+    /// The guest moved, and not all of it could be put in order.
+    #[error("the guest moved to its new QEMU, but: {0}")]
+    Unfinished(Box<HandoverError>),
     /// Everybody who could tell whether the guest ran in the new QEMU is gone.
     #[error(
         "the new QEMU of {0} ended in the hand-over, and nobody saw whether the guest ran in it; \
@@ -144,6 +149,8 @@ struct Handover {
     renames: Vec<Rename>,
     later: Vec<Later>,
     forwards: Vec<Forward>,
+    /// The old QEMU's taps, as they were.
+    taps: Vec<TapHeader>,
     /// The migration settings that users see: capabilities and parameters.
     capabilities: Value,
     parameters: Value,
@@ -227,7 +234,10 @@ fn forward(
         if !matches!(released, Some(Ok(()))) {
             kill(&handover.old);
         }
-        problems.extend(forwards::add(new, &handover.forwards)?);
+        match forwards::add(new, &handover.forwards) {
+            Ok(refused) => problems.extend(refused),
+            Err(error) => problems.push(format!("forwarded ports: {error}")),
+        }
     }
     for Rename { aside, own } in &handover.renames {
         match fs::rename(aside, own) {
@@ -243,9 +253,10 @@ fn forward(
     kill(&handover.old);
     if let Some(new) = &mut new {
         for later in &handover.later {
-            problems.extend(open_later(new, later)?);
+            problems.extend(open_later(new, later));
         }
-        restore_settings(new, &handover)?;
+        // They matter to the user's next migration only.
+        let _ = restore_settings(new, &handover);
     }
     let mut next = handover.next;
     next.process = handover.new.unwrap_or(next.process);
@@ -255,17 +266,17 @@ fn forward(
     Ok(Moved { record: next, downtime_ms, problems })
 }
 
-fn open_later(new: &mut Qmp, later: &Later) -> Result<Option<String>, HandoverError> {
+/// Opens what the old QEMU has let go of; returns what was said against it.
+fn open_later(new: &mut Qmp, later: &Later) -> Option<String> {
     match later {
-        Later::Monitor(line) => {
-            let said = forwards::monitor(new, line)?;
-            let refused = !said.trim().is_empty() && !said.contains("Waiting for");
-            Ok(refused.then(|| said.trim().to_owned()))
-        }
+        Later::Monitor(line) => match forwards::monitor(new, line) {
+            Ok(said) if said.trim().is_empty() || said.contains("Waiting for") => None,
+            Ok(said) => Some(said.trim().to_owned()),
+            Err(error) => Some(error.to_string()),
+        },
         Later::Vnc(addresses) => {
             let arguments = json!({"type": "vnc", "addresses": addresses});
-            let answer = new.execute("display-update", arguments);
-            Ok(answer.err().map(|error| error.to_string()))
+            new.execute("display-update", arguments).err().map(|error| error.to_string())
         }
     }
 }
@@ -304,9 +315,11 @@ fn back(
 ) -> Result<(), HandoverError> {
     end_strays(folder, handover);
     if handover.stage != Stage::Starting {
-        // Should this fail: whoever tries again must not ask where the guest is.
-        Handover { stage: Stage::Starting, ..handover.clone() }.save(folder)?;
+        // Should what follows fail: whoever tries again must not ask where the
+        // guest is. A full disk must not keep it from running.
+        let _ = Handover { stage: Stage::Starting, ..handover.clone() }.save(folder);
     }
+    tap::restore(&handover.old, &handover.taps);
     for Rename { aside, .. } in &handover.renames {
         let _ = fs::remove_file(aside);
     }

@@ -7,7 +7,7 @@ use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -240,9 +240,15 @@ pub(crate) fn end_strays(socket: &Path) {
 fn processes_naming(path: &Path) -> Vec<ProcessId> {
     let wanted = format!("path={},", path.display().to_string().replace(',', ",,"));
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter(|process| {
-        process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains(&wanted)))
-    })
-    .filter_map(|process| ProcessId::of(process.pid))
-    .collect()
+    // One in a container sees other files under that name.
+    let same_root = |pid: i32| {
+        let root = |path: String| fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
+        root(format!("/proc/{pid}/root")) == root("/proc/self/root".to_owned())
+    };
+    all.filter(|process| same_root(process.pid))
+        .filter(|process| {
+            process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains(&wanted)))
+        })
+        .filter_map(|process| ProcessId::of(process.pid))
+        .collect()
 }

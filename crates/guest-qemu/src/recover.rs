@@ -75,8 +75,10 @@ pub fn recover(
         let mut qmp = record.process.is_alive().then(connect).and_then(Result::ok);
         return freeze::end(folder, record, qmp.as_mut());
     }
-    // Of a freeze that was not finished, or a thaw that was.
-    freeze::remove_kept(folder, &record.ram);
+    if !record.start_pending {
+        // Of a freeze that was not finished, or a thaw that was.
+        freeze::remove_kept(folder, &record.ram);
+    }
     if Journal::load(folder)?.is_none() {
         return Ok(());
     }

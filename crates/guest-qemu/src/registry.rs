@@ -12,6 +12,7 @@
 
 mod disks;
 
+use crate::cmdline::Descriptors;
 use rustix::fs::{FlockOperation, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -197,6 +198,9 @@ pub struct GuestRecord {
     pub ram: Vec<RamFile>,
     /// RAM files to remove when its process has ended.
     pub owned_ram: Vec<PathBuf>,
+    /// Descriptors that its options have in this process; see [`Descriptors`].
+    #[serde(default)]
+    pub descriptors: Descriptors,
     /// How far it has come.
     pub phase: Phase,
     /// Whether it was restored and is still to be let run.

@@ -17,7 +17,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 
 /// Capabilities that must have these values while state is saved or loaded.
 /// Those that a QEMU does not know are left out.
-const NEEDED: [(&str, bool); 12] = [
+const NEEDED: [(&str, bool); 14] = [
     ("x-ignore-shared", true),
     ("xbzrle", false),
     ("rdma-pin-all", false),
@@ -25,6 +25,8 @@ const NEEDED: [(&str, bool); 12] = [
     ("postcopy-ram", false),
     ("x-colo", false),
     ("compress", false),
+    ("pause-before-switchover", false),
+    ("block", false),
     ("return-path", false),
     ("multifd", false),
     (BITMAPS, false),

@@ -12,6 +12,7 @@ mod pagemap;
 mod process;
 mod remote;
 mod sched;
+mod tap;
 mod uffd;
 
 pub use detach::{detach, die_with_us, inherit};
@@ -24,4 +25,5 @@ pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
 pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfaultfd_of};
 pub use sched::{ThreadActivity, ThreadId};
+pub use tap::{set_tap_header_bytes, tap_header_bytes};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};

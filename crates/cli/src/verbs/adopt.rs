@@ -17,7 +17,7 @@ pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
 
 fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&args.name)?;
-    drop(make_way(&folder, Path::new("/dev/shm"))?);
+    drop(make_way(&folder, Path::new("/dev/shm"), false)?);
     let socket = std::path::absolute(&args.qmp).unwrap_or_else(|_| args.qmp.clone());
     let failed = |why: String| Failure::new(Code::Failed, format!("{}: {why}", socket.display()));
     let mut qmp = Qmp::connect(&socket).map_err(|error| {
@@ -33,8 +33,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let mut record = GuestRecord {
         name: args.name.clone(),
         process,
-        program: fs::read_link(format!("/proc/{pid}/exe"))
-            .map_err(|error| failed(error.to_string()))?,
+        program: program(pid).map_err(|error| failed(error.to_string()))?,
         arguments: command_line(pid).map_err(|error| failed(error.to_string()))?,
         folder: fs::read_link(format!("/proc/{pid}/cwd"))
             .map_err(|error| failed(error.to_string()))?,
@@ -42,6 +41,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         adopted: true,
         ram: Vec::new(),
         owned_ram: Vec::new(),
+        descriptors: Default::default(),
         phase: Phase::Running,
         start_pending: false,
         origin: None,
@@ -65,6 +65,13 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         &format!("{} is process {pid}, QEMU {}; nothing was changed", record.name, found.version),
     );
     Ok(())
+}
+
+/// The program's path, also where another file has taken its place since.
+fn program(pid: i32) -> std::io::Result<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/exe"))?;
+    let text = path.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
 }
 
 fn command_line(pid: i32) -> std::io::Result<Vec<String>> {

@@ -2,6 +2,7 @@ use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::server::ServerState;
+use dewar_guest_qemu::registry::{Frozen, Kept};
 use dewar_image::{ImageError, Location};
 use serde_json::json;
 use std::fs;
@@ -16,6 +17,16 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
         let folder = context.registry.guest(&name)?;
         let record = folder.record()?;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
+        let kept_in = |frozen: &Frozen| match &frozen.kept {
+            Kept::InStore { store, image } => *image == id.0 && identity(store) == here,
+            Kept::InPlace { .. } => false,
+        };
+        if record.frozen.as_ref().is_some_and(kept_in) {
+            let what = format!("checkpoint {id} is all that there is of frozen guest '{name}'");
+            return Err(Failure::new(Code::Failed, what)
+                .state("nothing was removed")
+                .advice(format!("'dewar thaw {name}' first")));
+        }
         let stands_on = record.origin.is_some_and(|origin| {
             origin.image == id.0
                 && (origin.disks_in_store() || needs_memory)

@@ -56,6 +56,8 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let url = store.as_ref().map(Store::url);
     let guardian = Guardian::start(context, name, url.as_deref(), guest.qmp(), &lock)?;
     progress.stage("stopping the guest");
+    // Where its files are is known from here on, whoever cleans up.
+    folder.set_record(&checked)?;
     let frozen = match &store {
         None => keep_in_place(&mut guest, &folder, &checked.ram, !args.no_checksum, &progress),
         Some(store) => keep_in_store(&mut guest, &folder, store, &progress),
@@ -105,7 +107,7 @@ fn keep_in_place(
     let before = tracking.as_ref().and_then(|tracking| {
         written_before(guest.process(), &guest.ram(), tracking).ok().flatten()
     });
-    let state = state_file(ram);
+    let state = state_file(folder, ram);
     write_private(&state, &bytes).map_err(|error| {
         Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))
     })?;

@@ -15,7 +15,7 @@ use crate::verbs::run::ram_files;
 use crate::verbs::stop::end;
 use dewar_checkpoint::restore::{fill_files, hot_pages};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Origin, Phase};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{
     Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
 };
@@ -28,6 +28,15 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
+    restore(context, args, false)
+}
+
+/// The same for a guest that is frozen in a store: until it runs, it stays so.
+pub fn thaw(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
+    restore(context, args, true)
+}
+
+fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Failure> {
     let began = Instant::now();
     require_tracking()?;
     let progress = Progress::new("reading the checkpoint");
@@ -47,7 +56,7 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let _lock = folder.lock()?;
     end_unfinished(&folder)?;
     let before = folder.record().ok();
-    let mut dead_ram = make_way(&folder, &args.ram_dir)?;
+    let mut dead_ram = make_way(&folder, &args.ram_dir, thawing)?;
     if !has_room(&args, image.record()) {
         dead_ram.clear();
     }
@@ -67,6 +76,7 @@ pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
         disks,
         &progress,
         &mut made,
+        before.as_ref().and_then(|before| before.frozen.clone()),
     );
     if let Err(failure) = result {
         end_unfinished(&folder)?;
@@ -147,6 +157,7 @@ fn bring_back(
     disks: Vec<SavedDisk>,
     progress: &Progress,
     made: &mut Vec<PathBuf>,
+    frozen: Option<Frozen>,
 ) -> Result<GuestRecord, Failure> {
     let name = folder.name();
     let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
@@ -190,6 +201,7 @@ fn bring_back(
         adopted: false,
         ram: ram_files(&regions),
         owned_ram,
+        descriptors: Default::default(),
         phase: Phase::Restoring,
         start_pending: !args.paused,
         origin: Some(Origin {
@@ -198,7 +210,7 @@ fn bring_back(
             image: image_id.clone(),
             disks: disks.iter().map(|disk| disk.path.clone()).collect(),
         }),
-        frozen: None,
+        frozen,
         server: None,
     };
     folder.set_record(&record)?;
@@ -213,6 +225,7 @@ fn bring_back(
     })?;
     // From here on the guest may have run: it is never started over.
     record.phase = Phase::Running;
+    record.frozen = None;
     folder.set_record(&record)?;
     progress.stage("loaded");
     if record.start_pending {
@@ -267,7 +280,10 @@ fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
             end(&record)?;
         }
         folder.remove_ram(&record)?;
-        folder.remove("guest.json")?;
+        match record.frozen {
+            Some(_) => folder.set_record(&GuestRecord { phase: Phase::Frozen, ..record })?,
+            None => folder.remove("guest.json")?,
+        }
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let (program, arguments) = split_command(args.command)?;
     let folder = context.registry.guest(&args.name)?;
     let _lock = folder.lock()?;
-    drop(make_way(&folder, &args.ram_dir)?);
+    drop(make_way(&folder, &args.ram_dir, false)?);
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     context.settle_all().into_iter().next().map_or(Ok(()), Err)?;
@@ -41,6 +41,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         adopted: false,
         ram: ram_files(&plan.regions),
         owned_ram,
+        descriptors: Default::default(),
         phase: Phase::Running,
         start_pending: false,
         origin: None,

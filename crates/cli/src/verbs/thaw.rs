@@ -21,7 +21,7 @@ use std::time::Instant;
 
 pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let Some(name) = &args.name else {
-        let frozen = |record: &GuestRecord| record.phase == Phase::Frozen;
+        let frozen = |record: &GuestRecord| record.frozen.is_some();
         let end = |_: &Value| "goes on".to_owned();
         let verb = Each { verb: "thaw", doing: "thawing", done: "thawed", end: &end };
         return verb.of(context, frozen, usize::from(args.jobs), &[]);
@@ -29,7 +29,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
     let Held { folder, record, lock } = context.hold(name)?;
-    let Some(frozen) = record.frozen.clone().filter(|_| record.phase == Phase::Frozen) else {
+    let Some(frozen) = record.frozen.clone().filter(|_| record.phase != Phase::Running) else {
         return Err(Failure::new(Code::Failed, format!("guest '{name}' is not frozen")));
     };
     let Frozen { was_running, machine, kept } = frozen;
@@ -49,8 +49,9 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         check_memory(&folder, &record).map_err(stays)?;
     }
     progress.stage("starting QEMU");
-    let record = revive(&folder, record, &machine, bytes, was_running, &progress)
+    let (record, mut qmp) = revive(&folder, record, &machine, bytes, was_running, &progress)
         .map_err(|failure| stays(failure).advice(format!("'dewar thaw {name}' tries again")))?;
+    let record = go_on(&folder, record, &mut qmp)?;
     remove_kept(&folder, &record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -78,7 +79,7 @@ fn from_store(
         ram_dir,
         store: StoreArgs { store: Some(store) },
     };
-    restore::run(context, args)
+    restore::thaw(context, args)
 }
 
 fn read_state(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> {
@@ -125,7 +126,7 @@ fn revive(
     state: Vec<u8>,
     was_running: bool,
     progress: &Progress,
-) -> Result<GuestRecord, Failure> {
+) -> Result<(GuestRecord, Qmp), Failure> {
     let tracking = Tracking::load(folder, &record)?.filter(|it| it.since.is_some());
     let launched = start(folder, &record, machine)?;
     let mut qmp = launched.qmp;
@@ -157,11 +158,26 @@ fn revive(
         let _ = tracking.continued(record.process, tracker, &before).save(folder);
     }
     progress.signal_at("thawed");
-    if was_running {
-        let_run(&mut qmp).map_err(|error| failed("starting the guest", &error).attention())?;
-        record.start_pending = false;
-        folder.set_record(&record)?;
+    Ok((record, qmp))
+}
+
+/// Lets a guest run that is loaded, and on record as such.
+fn go_on(
+    folder: &GuestFolder,
+    mut record: GuestRecord,
+    qmp: &mut Qmp,
+) -> Result<GuestRecord, Failure> {
+    if !record.start_pending {
+        return Ok(record);
     }
+    let_run(qmp).map_err(|error| {
+        Failure::new(Code::Failed, format!("starting the guest: {error}"))
+            .attention()
+            .state("the guest is loaded but was not let run")
+            .advice("the next dewar command that looks at it tries again")
+    })?;
+    record.start_pending = false;
+    folder.set_record(&record)?;
     Ok(record)
 }
 

@@ -59,6 +59,10 @@ fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Fail
     let (moved, tracked) = match result {
         Ok(moved) => moved,
         Err(error) => {
+            if let HandoverError::Unfinished(_) = error {
+                // The guardian goes on with it when we end.
+                return Err(error.into());
+            }
             let health = guest.health();
             let crashed = matches!(error, HandoverError::Crashed | HandoverError::Unknown(..));
             if crashed || matches!(health, Health::Running | Health::Paused | Health::Gone) {

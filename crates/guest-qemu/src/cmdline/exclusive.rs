@@ -15,6 +15,7 @@
 use super::options::{Argument, Properties, Unsupported, arguments};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What the address of a unix socket has room for (`sun_path` in unix(7)).
@@ -23,10 +24,12 @@ const SOCKET_PATH_BYTES: usize = 107;
 const VNC_PORT: u16 = 5900;
 /// Where `-s` listens.
 const GDB: &str = "tcp::1234";
+const USER_NETWORK: &str = "open connections through user-mode networking end";
 /// Network backends that need nothing.
 const FREE_NETDEVS: [&str; 3] = ["none", "nic", "hubport"];
 /// Options with which no second QEMU can be started, and why.
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 5] = [
+    ("add-fd", "its descriptors came from another and are known to QEMU alone"),
     ("D", "it would truncate its log file"),
     ("readconfig", "what its file holds is not known"),
     ("spice", "its ports cannot be handed over"),
@@ -78,7 +81,14 @@ pub struct TakenOver {
     pub later: Vec<Later>,
     /// What its users will lose, each a sentence.
     pub losses: Vec<String>,
+    /// The descriptors that options have now whose own words do not say it.
+    pub descriptors: Descriptors,
 }
+
+/// By an option's value, as the user wrote it: the numbers of its descriptors in
+/// the present process, joined by colons. A process that took a guest over has them
+/// under other numbers than the one that was given them.
+pub type Descriptors = BTreeMap<String, String>;
 
 /// Plans the command line of a QEMU that takes over from the one that was
 /// started with `line` in `folder`: beside it, with its files from `holder`,
@@ -92,8 +102,11 @@ pub fn take_over<'a>(
     folder: &'a Path,
     scratch: &'a Path,
     holder: Option<&'a mut dyn Holder>,
+    present: &'a Descriptors,
 ) -> Result<TakenOver, Unsupported> {
-    let mut rewriter = Rewriter { folder, scratch, holder, result: TakenOver::default(), made: 0 };
+    let result = TakenOver::default();
+    let mut rewriter = Rewriter { folder, scratch, holder, present, result, made: 0 };
+    rewriter.default_network(line);
     for argument in arguments(line) {
         let words = &line[argument.at..=argument.at + usize::from(has_value(&argument))];
         let changed = rewriter.option(&argument, words)?;
@@ -111,6 +124,7 @@ struct Rewriter<'a> {
     folder: &'a Path,
     scratch: &'a Path,
     holder: Option<&'a mut dyn Holder>,
+    present: &'a Descriptors,
     result: TakenOver,
     /// Character devices made so far.
     made: usize,
@@ -133,7 +147,7 @@ impl Rewriter<'_> {
             "object" => with(without_prealloc(value)?),
             "chardev" => {
                 let mut device = Properties::parse(value)?;
-                self.chardev(&mut device)?;
+                self.chardev(&mut device, value)?;
                 with(device.to_string())
             }
             "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" | "debugcon" => {
@@ -141,7 +155,7 @@ impl Rewriter<'_> {
             }
             "netdev" | "nic" | "net" => {
                 let mut netdev = Properties::parse(value)?;
-                self.netdev(&mut netdev)?;
+                self.netdev(&mut netdev, value)?;
                 with(netdev.to_string())
             }
             name if beside => match name {
@@ -152,10 +166,8 @@ impl Rewriter<'_> {
                     self.later(Later::Monitor(format!("gdbserver {address}")));
                     Ok(Vec::new())
                 }
-                "add-fd" => {
-                    let mut set = Properties::parse(value)?;
-                    self.number(&mut set, "fd")?;
-                    with(set.to_string())
+                "trace" if value.contains("file=") => {
+                    Err(Unsupported("-trace: it would truncate its file".to_owned()))
                 }
                 "device" => {
                     let kind = Properties::parse(value)?.get("driver", "driver");
@@ -181,6 +193,9 @@ impl Rewriter<'_> {
     /// Another name for a file that is to be renamed.
     fn aside(&mut self, path: &str) -> Result<String, Unsupported> {
         let aside = format!("{path}~");
+        if self.folder.join(&aside).exists() {
+            return Err(Unsupported(format!("{aside} is in the way: remove it")));
+        }
         if aside.len() > SOCKET_PATH_BYTES {
             return Err(Unsupported(format!("the path {path} is too long by a letter")));
         }
@@ -189,17 +204,33 @@ impl Rewriter<'_> {
         Ok(aside)
     }
 
-    /// Replaces the number of a descriptor.
-    fn number(&mut self, options: &mut Properties, key: &str) -> Result<(), Unsupported> {
-        let Some(text) = options.get(key, "") else { return Ok(()) };
-        let gone = || Unsupported(format!("descriptor {text} came from whoever started QEMU"));
-        let theirs = text.parse().map_err(|_| gone())?;
-        let ours = self.holder.as_mut().and_then(|it| it.number(theirs)).ok_or_else(gone)?;
-        set_text(options, key, &ours.to_string());
-        Ok(())
+    /// Descriptors that are known by their numbers: `numbers` where the option says
+    /// them, or what they are by now. Returns those that they get.
+    fn numbered(&mut self, option: &str, numbers: &str) -> Result<Vec<i32>, Unsupported> {
+        let gone = || Unsupported(format!("'{option}': its descriptors came from another"));
+        let now = self.present.get(option).map_or(numbers, String::as_str);
+        let holder = self.holder.as_mut().ok_or_else(gone)?;
+        let taken: Option<Vec<i32>> =
+            now.split(':').map(|number| holder.number(number.parse().ok()?)).collect();
+        taken.ok_or_else(gone)
     }
 
-    fn chardev(&mut self, device: &mut Properties) -> Result<(), Unsupported> {
+    /// Notes which descriptors an option has from now on.
+    fn note(&mut self, option: &str, fds: &[i32]) -> String {
+        let text = fds.iter().map(i32::to_string).collect::<Vec<_>>().join(":");
+        self.result.descriptors.insert(option.to_owned(), text.clone());
+        text
+    }
+
+    /// Where no network is named, QEMU makes one.
+    fn default_network(&mut self, line: &[String]) {
+        let named = ["netdev", "nic", "net", "nodefaults"];
+        if self.holder.is_some() && !arguments(line).iter().any(|it| named.contains(&it.name)) {
+            self.result.losses.push(USER_NETWORK.to_owned());
+        }
+    }
+
+    fn chardev(&mut self, device: &mut Properties, option: &str) -> Result<(), Unsupported> {
         let kind = device.get("backend", "backend").unwrap_or_default();
         let id = device.get("id", "").unwrap_or_default();
         if device.get("logfile", "").is_some() {
@@ -213,7 +244,7 @@ impl Rewriter<'_> {
             }
             "socket" if device.switch("server") == Some(true) => {
                 device.set_switch("wait", false);
-                self.server(&id, device)?;
+                self.server(&id, device, option)?;
             }
             "socket" if device.get("fd", "").is_some() => {
                 return Err(Unsupported(format!("-chardev socket,id={id}: its peer serves one")));
@@ -223,8 +254,17 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn server(&mut self, id: &str, device: &mut Properties) -> Result<(), Unsupported> {
-        self.number(device, "fd")?;
+    fn server(
+        &mut self,
+        id: &str,
+        device: &mut Properties,
+        option: &str,
+    ) -> Result<(), Unsupported> {
+        if let Some(number) = device.get("fd", "") {
+            let fds = self.numbered(option, &number)?;
+            let text = self.note(option, &fds);
+            set_text(device, "fd", &text);
+        }
         if self.holder.is_none() {
             return Ok(());
         }
@@ -262,7 +302,7 @@ impl Rewriter<'_> {
         let id = format!("dewar-c{}", self.made);
         self.made += 1;
         set_text(&mut device, "id", &id);
-        self.chardev(&mut device)?;
+        self.chardev(&mut device, value)?;
         let mut words = vec!["-chardev".to_owned()];
         if monitored {
             device.set_switch("mux", true);
@@ -275,7 +315,7 @@ impl Rewriter<'_> {
         Ok(words)
     }
 
-    fn netdev(&mut self, netdev: &mut Properties) -> Result<(), Unsupported> {
+    fn netdev(&mut self, netdev: &mut Properties, option: &str) -> Result<(), Unsupported> {
         let kind = netdev.get("type", "type").unwrap_or_default();
         let has_fds = ["fd", "fds"].iter().any(|key| netdev.get(key, "").is_some());
         match (kind.as_str(), self.holder.is_some()) {
@@ -285,11 +325,10 @@ impl Rewriter<'_> {
             (_, false) => Ok(()),
             ("user", true) => {
                 netdev.remove("hostfwd");
-                let loss = "open connections through user-mode networking end";
-                self.result.losses.push(loss.to_owned());
+                self.result.losses.push(USER_NETWORK.to_owned());
                 Ok(())
             }
-            ("tap" | "bridge", true) => self.tap(netdev),
+            ("tap" | "bridge", true) => self.tap(netdev, option),
             (kind, true) if FREE_NETDEVS.contains(&kind) => Ok(()),
             (kind, true) => {
                 Err(Unsupported(format!("-netdev {kind}: its connection cannot be handed over")))
@@ -297,17 +336,14 @@ impl Rewriter<'_> {
         }
     }
 
-    fn tap(&mut self, netdev: &mut Properties) -> Result<(), Unsupported> {
+    fn tap(&mut self, netdev: &mut Properties, option: &str) -> Result<(), Unsupported> {
         let (id, name) = (netdev.get("id", ""), netdev.get("ifname", ""));
-        let holder = self.holder.as_mut().expect("only beside another QEMU");
         let given = netdev.get("fds", "").or_else(|| netdev.get("fd", ""));
-        let fds = match given {
-            Some(numbers) => numbers
-                .split(':')
-                .map(|number| holder.number(number.parse().ok()?))
-                .collect::<Option<Vec<i32>>>()
-                .unwrap_or_default(),
-            None => holder.tap(id.as_deref(), name.as_deref()),
+        let given = given.or_else(|| self.present.get(option).cloned());
+        let fds = match (given, &mut self.holder) {
+            (Some(numbers), _) => self.numbered(option, &numbers)?,
+            (None, Some(holder)) => holder.tap(id.as_deref(), name.as_deref()),
+            (None, None) => Vec::new(),
         };
         if fds.is_empty() {
             let which = id.or(name).unwrap_or_default();
@@ -321,8 +357,8 @@ impl Rewriter<'_> {
             netdev.remove(key);
         }
         netdev.set_implied("type", "tap");
-        let numbers: Vec<String> = fds.iter().map(i32::to_string).collect();
-        set_text(netdev, if fds.len() == 1 { "fd" } else { "fds" }, &numbers.join(":"));
+        let numbers = self.note(option, &fds);
+        set_text(netdev, if fds.len() == 1 { "fd" } else { "fds" }, &numbers);
         Ok(())
     }
 
@@ -331,7 +367,8 @@ impl Rewriter<'_> {
         let (address, rest) = value.split_once(',').unwrap_or((value, ""));
         let settings = Properties::parse(rest)?;
         let refused = |why: &str| Err(Unsupported(format!("-vnc {address}: {why}")));
-        if settings.get("websocket", "").is_some() || settings.switch("reverse") == Some(true) {
+        let unknown = ["websocket", "to"].iter().any(|key| settings.get(key, "").is_some());
+        if unknown || settings.switch("reverse") == Some(true) {
             return refused("its connection cannot be handed over");
         }
         let address = match address.strip_prefix("unix:") {
@@ -343,7 +380,6 @@ impl Rewriter<'_> {
                 };
                 let Ok(display) = display.parse::<u16>() else { return refused("not understood") };
                 let host = host.trim_matches(['[', ']']);
-                let host = if host.is_empty() { "0.0.0.0" } else { host };
                 let port = (VNC_PORT + display).to_string();
                 self.later(Later::Vnc(json!([{"type": "inet", "host": host, "port": port}])));
                 self.scratch.join("vnc.sock").display().to_string()
@@ -359,10 +395,15 @@ impl Rewriter<'_> {
 fn without_prealloc(value: &str) -> Result<String, Unsupported> {
     let mut object = Properties::parse(value)?;
     let kind = object.get("qom-type", "qom-type").unwrap_or_default();
+    if kind == "filter-dump" {
+        return Err(Unsupported("-object filter-dump: it would truncate its file".to_owned()));
+    }
     if !kind.starts_with("memory-backend-") {
         return Ok(value.to_owned());
     }
     object.remove("prealloc");
+    // A QEMU that ends would throw away what another one runs on.
+    object.remove("discard-data");
     Ok(object.to_string())
 }
 
@@ -384,11 +425,17 @@ fn modern(value: &str) -> Result<Option<Properties>, Unsupported> {
         return Ok(None);
     }
     let Properties::Pairs(mut pairs) = Properties::parse(rest)? else { return Ok(None) };
-    let address = if pairs.is_empty() { String::new() } else { pairs.remove(0).0 };
+    let first = if pairs.is_empty() { None } else { Some(pairs.remove(0)) };
+    let address = match first {
+        Some((key, Some(value))) if key == "path" => value,
+        // The path has a '=' of its own.
+        Some((start, Some(rest))) => format!("{start}={rest}"),
+        Some((address, None)) => address,
+        None => String::new(),
+    };
     let mut all = vec![("socket".to_owned(), None)];
     if kind == "unix" {
-        let path = address.strip_prefix("path=").unwrap_or(&address);
-        all.push(("path".to_owned(), Some(path.to_owned())));
+        all.push(("path".to_owned(), Some(address)));
     } else {
         let (host, port) = address.rsplit_once(':').unwrap_or(("", &address));
         all.push(("host".to_owned(), Some(host.to_owned())));

@@ -101,22 +101,12 @@ pub fn plan_restore(
     let own_line = line.clone();
     // The saved command line may name files of RAM that belong to another
     // guest, or to nobody: every backend gets a file of its own.
-    for argument in arguments(&line.clone()) {
-        if argument.name != "object" {
-            continue;
+    line = change_backends(&line, |object| {
+        object.remove("mem-path");
+        if lazy {
+            object.remove("prealloc");
         }
-        let mut object = Properties::parse(argument.value.unwrap_or_default())?;
-        if object
-            .get("qom-type", "qom-type")
-            .is_some_and(|kind| kind.starts_with("memory-backend-"))
-        {
-            object.remove("mem-path");
-            if lazy {
-                object.remove("prealloc");
-            }
-            line[argument.at + 1] = object.to_string();
-        }
-    }
+    })?;
     if lazy {
         let bare = arguments(&line)
             .iter()
@@ -129,6 +119,39 @@ pub fn plan_restore(
     let mut run = plan_run(&line, qmp, ram_path)?;
     run.arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
     Ok(RestorePlan { line: own_line, run })
+}
+
+/// Changes the memory backends of a command line.
+fn change_backends(
+    line: &[String],
+    mut change: impl FnMut(&mut Properties),
+) -> Result<Vec<String>, Unsupported> {
+    let mut changed = line.to_vec();
+    for argument in arguments(line).iter().filter(|argument| argument.name == "object") {
+        let mut object = Properties::parse(argument.value.unwrap_or_default())?;
+        let kind = object.get("qom-type", "qom-type").unwrap_or_default();
+        if kind.starts_with("memory-backend-") {
+            change(&mut object);
+            changed[argument.at + 1] = object.to_string();
+        }
+    }
+    Ok(changed)
+}
+
+/// A command line that names no files for the memory backends of which `owned`
+/// holds.
+///
+/// # Errors
+/// Where an option cannot be read.
+pub fn without_ram_paths(
+    line: &[String],
+    owned: &dyn Fn(&str) -> bool,
+) -> Result<Vec<String>, Unsupported> {
+    change_backends(line, |object| {
+        if object.get("id", "").is_some_and(|id| owned(&id)) {
+            object.remove("mem-path");
+        }
+    })
 }
 
 fn replace_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<(), Unsupported> {

@@ -76,11 +76,11 @@ pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>
             known.extend(id);
         }
     }
-    for (id, kind) in &plugged {
-        if known.contains(id) {
-            continue;
-        }
-        let device = device(qmp, id, kind)?;
+    let mut added = Vec::new();
+    for (id, kind) in plugged.iter().filter(|(id, _)| !known.contains(id)) {
+        added.push(device(qmp, id, kind)?);
+    }
+    for device in hosts_first(added) {
         for (key, backend) in
             [("netdev", netdev as Backend), ("drive", drive), ("iothread", iothread)]
         {
@@ -99,6 +99,30 @@ pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>
         now.extend(["-device".to_owned(), Value::Object(device).to_string()]);
     }
     Ok(now)
+}
+
+/// Devices in an order in which each comes after the one whose bus it is on.
+fn hosts_first(mut devices: Vec<Map<String, Value>>) -> Vec<Map<String, Value>> {
+    let mut ordered = Vec::new();
+    while !devices.is_empty() {
+        let ids: Vec<String> =
+            devices.iter().filter_map(|it| Some(it["id"].as_str()?.to_owned())).collect();
+        // A bus is named after its device: `scsi1.0`, or the device itself.
+        let waits = |device: &Map<String, Value>| {
+            let bus = device.get("bus").and_then(Value::as_str).unwrap_or_default();
+            ids.iter()
+                .any(|id| bus == id || bus.strip_prefix(id).is_some_and(|it| it.starts_with('.')))
+        };
+        let (later, now): (Vec<_>, Vec<_>) = devices.into_iter().partition(waits);
+        if now.is_empty() {
+            // A ring; QEMU will say so.
+            ordered.extend(later);
+            break;
+        }
+        ordered.extend(now);
+        devices = later;
+    }
+    ordered
 }
 
 type Backend = fn(&mut Qmp, &str, &There) -> Result<[String; 2], CurrentError>;

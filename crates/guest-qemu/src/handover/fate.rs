@@ -53,7 +53,10 @@ pub(super) fn fate(
         match arrival(qmp, handover.was_running) {
             Ok(Arrival::Waiting) => knows = true,
             Ok(Arrival::Moved) => return Fate::Moved(new),
-            Ok(Arrival::Stuck) => return Fate::Stayed,
+            Ok(Arrival::Stuck) => {
+                knows = true;
+                break;
+            }
             // It may be ending; what it said before is still to be read.
             Err(_) if qmp.has_resumed() => return Fate::Moved(None),
             Err(_) => break,
@@ -75,10 +78,15 @@ pub(super) fn fate(
     if new.as_mut().is_some_and(Qmp::has_resumed) {
         return Fate::Moved(None);
     }
-    // Without our eyes on it all the while, only a stream that lacks its end
-    // says that the guest never ran in it.
-    let complete = |old| settled_stream(old) == Stream::Complete;
-    if !knows && old.is_some_and(complete) { Fate::Unknown } else { Fate::Stayed }
+    if knows || !handover.old.is_alive() {
+        return Fate::Stayed;
+    }
+    // Without our eyes on it all the while, only the old one's word that the
+    // stream lacks its end says that the guest never ran in the new one.
+    match old.map(settled_stream) {
+        Some(Stream::Broken) => Fate::Stayed,
+        _ => Fate::Unknown,
+    }
 }
 
 enum Arrival {
@@ -93,13 +101,15 @@ fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
     let status = new.execute("query-status", json!({}))?;
     Ok(match status["status"].as_str() {
         Some("inmigrate") | None => Arrival::Waiting,
-        // A guest that stood still arrives so.
-        _ if !was_running || status["running"] == true || new.has_resumed() => Arrival::Moved,
         // It was loaded, but something keeps it from running: its disks, say.
-        _ => match new.execute("cont", json!({})) {
-            Ok(_) => Arrival::Moved,
-            Err(_) => Arrival::Stuck,
-        },
+        Some("paused" | "prelaunch") if was_running && !new.has_resumed() => {
+            match new.execute("cont", json!({})) {
+                Ok(_) => Arrival::Moved,
+                Err(_) => Arrival::Stuck,
+            }
+        }
+        // It runs; or it stands still as it did before; or it ran and stopped.
+        Some(_) => Arrival::Moved,
     })
 }
 

@@ -1,8 +1,9 @@
 //! The files of a running QEMU that another one takes over.
 
+use super::tap::TapHeader;
 use crate::cmdline::Holder;
 use crate::qmp::{Qmp, QmpError};
-use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds};
+use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds, tap_header_bytes};
 use rustix::net::{SocketAddrAny, getsockname, sockopt};
 use serde_json::json;
 use std::collections::HashMap;
@@ -21,12 +22,17 @@ pub(crate) struct OpenFiles<'p> {
     names: HashMap<String, String>,
     /// To be inherited.
     pub(crate) claimed: Vec<OwnedFd>,
+    /// All taps: their numbers there, and the headers of their packets.
+    pub(crate) headers: Vec<TapHeader>,
+    /// Copies of them.
+    pub(crate) all_taps: Vec<OwnedFd>,
 }
 
 impl<'p> OpenFiles<'p> {
     /// Looks at what the process has open.
     pub(crate) fn of(process: &'p ProcessHandle, qmp: &mut Qmp) -> Result<Self, OpenFilesError> {
         let (mut listeners, mut taps) = (Vec::new(), Vec::new());
+        let (mut headers, mut all_taps) = (Vec::new(), Vec::new());
         for file in list_fds(process.pid())? {
             if file.target.to_string_lossy().starts_with("socket:") {
                 let Ok(socket) = process.fetch_fd(file.number) else { continue };
@@ -34,13 +40,19 @@ impl<'p> OpenFiles<'p> {
                     listeners.push((address, socket));
                 }
             } else if file.target == Path::new("/dev/net/tun") {
+                let tap = process.fetch_fd(file.number)?;
+                if let Ok(bytes) = tap_header_bytes(&tap) {
+                    headers.push(TapHeader { fd: file.number, bytes });
+                    all_taps.push(tap);
+                }
                 taps.extend(tap_name(process, file.number).map(|name| (name, file)));
             }
         }
         // Of the addresses of a name the older kind comes first.
         listeners.sort_by_key(|(address, _)| address.is_ipv6());
         let names = tap_names(qmp)?;
-        Ok(Self { process, listeners, taps, names, claimed: Vec::new() })
+        let claimed = Vec::new();
+        Ok(Self { process, listeners, taps, names, claimed, headers, all_taps })
     }
 
     fn claim(&mut self, file: OwnedFd) -> i32 {

@@ -1,7 +1,11 @@
 //! Starting the new QEMU and moving the guest.
 
 use super::fate::{Fate, fate};
-use super::{Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward};
+use super::tap::TapKeeper;
+use super::{
+    Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward,
+    refuse_what_is_under_way,
+};
 use crate::discover::{map_ram_files, maps_file};
 use crate::guest::{QemuGuest, uffd_origin};
 use crate::journal::Journal;
@@ -22,6 +26,8 @@ pub struct Waiting<'g> {
     guest: &'g mut QemuGuest,
     handover: Handover,
     new: Option<Qmp>,
+    /// Ends when the new QEMU has the guest or is gone.
+    _keeper: TapKeeper,
     done: bool,
 }
 
@@ -58,6 +64,7 @@ impl Plan {
         let next = GuestRecord {
             program: self.program.clone(),
             arguments: self.line,
+            descriptors: self.taken.descriptors,
             qmp: guest.folder.file("qmp.sock"),
             ram: self.ram,
             ..record.clone()
@@ -74,12 +81,14 @@ impl Plan {
             renames,
             later: self.taken.later,
             forwards: self.forwards,
+            taps: self.headers.0,
             capabilities,
             parameters,
         };
         handover.save(&guest.folder)?;
         journal.save(&guest.folder)?;
-        let mut waiting = Waiting { guest, handover, new: None, done: false };
+        let keeper = TapKeeper::start(self.headers.1);
+        let mut waiting = Waiting { guest, handover, new: None, _keeper: keeper, done: false };
         let folder = waiting.guest.folder.clone();
         let log = folder.file("console.log");
         let launched = launch(&self.program, &self.run, &record.folder, &log, &socket, self.files)?;
@@ -161,7 +170,12 @@ impl Waiting<'_> {
         };
         // What the host caches of its disks must not be written in the pause.
         self.guest.flush()?;
-        let journal = Journal::load(&folder)?.unwrap_or_default();
+        let mut journal = Journal::load(&folder)?.unwrap_or_default();
+        // Starting the new QEMU took a while; the user was not kept out.
+        refuse_what_is_under_way(self.guest)?;
+        self.handover.was_running = is_running(&mut self.guest.qmp)?;
+        journal.was_running = self.handover.was_running;
+        journal.save(&folder)?;
         let old = &mut self.guest.qmp;
         let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
         state::set_capabilities(old, needed)?;
@@ -187,7 +201,9 @@ impl Waiting<'_> {
                 self.done = true;
                 let lives = new.is_some();
                 let handover = self.handover.clone();
-                let moved = forward(&folder, handover, Some(&mut self.guest.qmp), new, before_end)?;
+                let old = Some(&mut self.guest.qmp);
+                let moved = forward(&folder, handover, old, new, before_end)
+                    .map_err(|error| HandoverError::Unfinished(Box::new(error)))?;
                 if lives { Ok(moved) } else { Err(HandoverError::Crashed) }
             }
             Fate::Stayed => Err(self.refused("the guest went on where it was")),

@@ -4,8 +4,9 @@ use super::current::current_line;
 use super::disks::stale_disk;
 use super::forwards::{self, Forward};
 use super::holder::OpenFiles;
+use super::tap::TapHeader;
 use super::{HandoverError, SOCKET};
-use crate::cmdline::{RunPlan, TakenOver, plan_run, take_over};
+use crate::cmdline::{RunPlan, TakenOver, Unsupported, plan_run, take_over, without_ram_paths};
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
 use crate::registry::{GuestRecord, RamFile};
@@ -25,6 +26,8 @@ pub struct Plan {
     pub(super) ram: Vec<RamFile>,
     /// Files that the new QEMU inherits.
     pub(super) files: Vec<OwnedFd>,
+    /// The taps, and copies of them.
+    pub(super) headers: (Vec<TapHeader>, Vec<OwnedFd>),
     pub(super) taken: TakenOver,
     pub(super) forwards: Vec<Forward>,
     /// Whether QEMU tracks writes to disks, so that the tracking moves too.
@@ -50,22 +53,20 @@ impl Plan {
         let forwards = forwards::forwards(qmp)?;
         let mut files = OpenFiles::of(process, qmp)
             .map_err(|error| unfit(format!("its open files: {error}")))?;
-        let taken = take_over(&line, &record.folder, &scratch, Some(&mut files))
+        let known = &record.descriptors;
+        let taken = take_over(&line, &record.folder, &scratch, Some(&mut files), known)
             .map_err(|why| unfit(why.to_string()))?;
-        let ram_path = |id: &str| {
-            let known = record.ram.iter().find(|file| file.id == id);
-            known.map_or_else(PathBuf::new, |file| file.path.clone())
-        };
-        let mut run = plan_run(&taken.line, &guest.folder.file(SOCKET), ram_path)
+        let mut run = plan_on_its_ram(&taken.line, &record, &guest.folder.file(SOCKET))
             .map_err(|why| unfit(why.to_string()))?;
         let ram = named_ram(&record, &run).map_err(unfit)?;
         let machine = format!("type={}", guest.found.machine);
         let rest = ["-machine", &machine, "-incoming", "defer"];
         run.arguments.extend(rest.map(str::to_owned));
-        let files = files.claimed;
+        let OpenFiles { claimed: files, headers, all_taps, .. } = files;
         let bitmaps = has_bitmaps(guest)?;
         let program = program.to_owned();
-        Ok(Self { program, line, run, ram, files, taken, forwards, bitmaps })
+        let headers = (headers, all_taps);
+        Ok(Self { program, line, run, ram, files, headers, taken, forwards, bitmaps })
     }
 
     /// What the guest's users will lose, each a sentence.
@@ -90,6 +91,19 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
         return Ok(());
     };
     Err(HandoverError::Unsupported(guest.record().name.clone(), why))
+}
+
+/// Plans a command line on the RAM files that a guest has: what its line says of
+/// files may be older.
+pub(crate) fn plan_on_its_ram(
+    line: &[String],
+    record: &GuestRecord,
+    socket: &Path,
+) -> Result<RunPlan, Unsupported> {
+    let path_of = |id: &str| record.ram.iter().find(|file| file.id == id).map(|file| &file.path);
+    let owned = |id: &str| path_of(id).is_some_and(|path| record.owned_ram.contains(path));
+    let line = without_ram_paths(line, &owned)?;
+    plan_run(&line, socket, |id| path_of(id).cloned().unwrap_or_default())
 }
 
 /// A guest's RAM with the files' whole paths, or why it cannot be found by them.
