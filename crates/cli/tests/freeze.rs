@@ -196,4 +196,16 @@ fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
         }
     }
     assert_eq!(lab.dewar(&["thaw", "--all"]).done().json()["done"], 0);
+    // All that there is of a guest that is frozen in a store is its checkpoint.
+    let told = lab.dewar(&["freeze", "a", "--to-store"]).done().json();
+    let image = told["checkpoint"].as_str().expect("checkpoint").to_owned();
+    lab.dewar(&["delete", &image]).failed(1, &["all that there is of frozen guest 'a'"]);
+    lab.dewar(&["restore", "a"]).failed(1, &["there is a guest 'a' already"]);
+    lab.dewar(&["run", "a", "--", "qemu-system-x86_64"]).failed(1, &["there is a guest 'a'"]);
+    for step in ["starting QEMU", "loading the devices"] {
+        HeldCheckpoint::at_with(&lab, &["thaw", "a"], step).kill();
+        assert_eq!(lab.ps("a").expect("listed")["state"].as_str().is_some(), true);
+    }
+    assert_eq!(lab.dewar(&["thaw", "--all"]).done().json()["done"], 1);
+    assert_whole(&lab, &mut guests[0], "from the store");
 }

@@ -3,8 +3,12 @@
 
 mod common;
 
+use common::HeldCheckpoint;
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, Network, TestGuest, is_alive, next_qemu, web_load};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, Network, TestGuest, is_alive, kill, next_qemu, web_load,
+};
+use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -149,6 +153,27 @@ fn connections_over_a_tap_stay_open() {
     let mut stream = network.within(|| TcpStream::connect(echo)).expect("connect");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
     say(&mut stream, "before");
+    // Not while another QEMU has the tap open either, nor when it is gone again.
+    for killed in ["new", "dewar"] {
+        let held = HeldCheckpoint::at_with(&lab, &["upgrade", "g", "--qemu", &other()], "armed");
+        for number in 0..50 {
+            say(&mut stream, &format!("while the new one waits {number}"));
+        }
+        match killed {
+            "dewar" => held.kill(),
+            _ => {
+                let path = lab.root().join("guests/g/handover.json");
+                let told: serde_json::Value =
+                    serde_json::from_slice(&fs::read(path).expect("hand-over")).expect("JSON");
+                kill(told["new"]["pid"].as_i64().expect("pid") as i32, Signal::KILL);
+                assert_eq!(held.go_on().0, 1);
+            }
+        }
+        dewar_testkit::wait_until("the guest is put back", Duration::from_secs(30), || {
+            lab.ps("g").expect("listed")["state"] == "running"
+        });
+        say(&mut stream, "after it");
+    }
     let stop = AtomicBool::new(false);
     let load = std::thread::scope(|scope| {
         let clients = scope.spawn(|| {

@@ -1,6 +1,8 @@
 //! QEMU command lines in, the exact command lines out, and the refused ones.
 
-use dewar_guest_qemu::cmdline::{disk_places, plan_restore, plan_run};
+use dewar_guest_qemu::cmdline::{
+    Descriptors, Holder, disk_places, plan_restore, plan_run, take_over,
+};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -172,4 +174,117 @@ fn a_lazily_restored_line_preallocates_nothing() {
             "-object memory-backend-file,id=m,size=1G,share=on,mem-path=/ram/m,align=2M -machine memory-backend=m -machine type=pc-q35-7.2 {QMP} -incoming defer"
         )
     );
+}
+
+/// A QEMU that listens on port 4444, and whose tap `tap0` has two queues.
+struct Files;
+
+impl Holder for Files {
+    fn listener(&mut self, port: u16) -> Option<i32> {
+        (port == 4444).then_some(40)
+    }
+
+    fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32> {
+        if id == Some("t0") || name == Some("tap0") { vec![50, 51] } else { Vec::new() }
+    }
+
+    fn number(&mut self, fd: i32) -> Option<i32> {
+        Some(fd + 100)
+    }
+}
+
+fn take(line: &str, beside: bool, present: &Descriptors) -> Result<String, String> {
+    let mut files = Files;
+    let holder: Option<&mut dyn Holder> = if beside { Some(&mut files) } else { None };
+    let (cwd, scratch) = (Path::new("/nowhere"), Path::new("/scratch"));
+    take_over(&words(line), cwd, scratch, holder, present)
+        .map(|taken| taken.line.join(" "))
+        .map_err(|why| why.to_string())
+}
+
+#[test]
+fn what_only_one_can_have_is_made_aside_taken_over_or_left_out() {
+    const CHARDEV: &str = "-chardev socket,";
+    for (line, expected) in [
+        ("-m 1G -smp 2", "-m 1G -smp 2".to_owned()),
+        ("-S -s -device x", "-device x".to_owned()),
+        ("-loadvm snap -mem-prealloc", String::new()),
+        ("-pidfile run.pid", "-pidfile run.pid~".to_owned()),
+        ("-serial stdio -monitor none", "-serial stdio -monitor none".to_owned()),
+        (
+            "-serial file:/log",
+            "-chardev file,path=/log,id=dewar-c0,append=on -serial chardev:dewar-c0".to_owned(),
+        ),
+        (
+            "-qmp unix:/q.sock,server,nowait",
+            format!("{CHARDEV}path=/q.sock~,server,id=dewar-c0,wait=off -qmp chardev:dewar-c0"),
+        ),
+        (
+            "-qmp unix:path=/q=1.sock,server=on",
+            format!(
+                "{CHARDEV}path=/q=1.sock~,server=on,id=dewar-c0,wait=off -qmp chardev:dewar-c0"
+            ),
+        ),
+        (
+            "-serial mon:telnet:localhost:4444,server=on,wait=on",
+            format!(
+                "{CHARDEV}server=on,telnet=on,id=dewar-c0,wait=off,fd=40,mux=on -mon \
+                 chardev=dewar-c0,mode=readline -serial chardev:dewar-c0"
+            ),
+        ),
+        (
+            "-chardev socket,id=a,path=/a,server=on",
+            format!("{CHARDEV}id=a,path=/a~,server=on,wait=off"),
+        ),
+        ("-chardev socket,id=a,path=/a", format!("{CHARDEV}id=a,path=/a")),
+        (
+            "-netdev user,id=n,hostfwd=tcp::1-:2,hostfwd=tcp::3-:4,net=10.1.0.0/24",
+            "-netdev user,id=n,net=10.1.0.0/24".to_owned(),
+        ),
+        ("-netdev tap,id=t0,script=no,vhost=on", "-netdev tap,id=t0,vhost=on,fds=50:51".to_owned()),
+        ("-nic tap,ifname=tap0,queues=2", "-nic tap,fds=50:51".to_owned()),
+        ("-netdev bridge,id=t0,br=br0", "-netdev tap,id=t0,fds=50:51".to_owned()),
+        ("-netdev tap,id=u,fd=3", "-netdev tap,id=u,fd=103".to_owned()),
+        ("-vnc unix:/v,password=on", "-vnc unix:/v~,password=on".to_owned()),
+        ("-vnc 127.0.0.1:3", "-vnc unix:/scratch/vnc.sock".to_owned()),
+        (
+            "-object memory-backend-file,id=m,prealloc=on,discard-data=on,mem-path=/m",
+            "-object memory-backend-file,id=m,mem-path=/m".to_owned(),
+        ),
+    ] {
+        assert_eq!(take(line, true, &Descriptors::new()), Ok(expected), "{line}");
+    }
+    // A process that took the guest over has them under other numbers.
+    let present: Descriptors = [("tap,id=u,fd=3".to_owned(), "77".to_owned())].into();
+    let taken = take("-netdev tap,id=u,fd=3", true, &present);
+    assert_eq!(taken, Ok("-netdev tap,id=u,fd=177".to_owned()));
+    for line in [
+        "-netdev socket,id=n,listen=:1",
+        "-netdev tap,id=unknown",
+        "-chardev socket,id=a,port=1,server=on",
+        "-chardev socket,id=a,path=x,abstract=on,server=on",
+        "-spice port=1",
+        "-D log",
+        "-readconfig file",
+        "-add-fd fd=3,set=1",
+        "-vnc :0,to=9",
+        "-device usb-host,hostbus=1",
+        "-object filter-dump,id=f,file=x",
+    ] {
+        assert!(take(line, true, &Descriptors::new()).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn a_guest_without_a_process_gets_its_own_back() {
+    for (line, expected) in [
+        ("-S -pidfile run.pid", "-pidfile run.pid"),
+        ("-netdev user,id=n,hostfwd=tcp::1-:2", "-netdev user,id=n,hostfwd=tcp::1-:2"),
+        ("-netdev tap,id=t0", "-netdev tap,id=t0"),
+        ("-chardev socket,id=a,port=1,server=on", "-chardev socket,id=a,port=1,server=on,wait=off"),
+        ("-vnc :1 -gdb tcp::1", "-vnc :1 -gdb tcp::1"),
+    ] {
+        assert_eq!(take(line, false, &Descriptors::new()), Ok(expected.to_owned()), "{line}");
+    }
+    assert!(take("-netdev tap,id=t0,fd=3", false, &Descriptors::new()).is_err());
 }
