@@ -5,6 +5,7 @@
 
 mod exclusive;
 mod memory;
+mod old_style;
 mod options;
 mod restore;
 

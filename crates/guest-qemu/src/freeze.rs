@@ -73,7 +73,7 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
 }
 
 /// Stops a guest and returns the state of its devices. It stands still then,
-/// until [`Guest::put_back`] or [`end`].
+/// until [`Guest::put_back`] or [`end_process`].
 ///
 /// # Errors
 /// Where it fails; the guest is to be put back.

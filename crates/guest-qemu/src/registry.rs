@@ -11,6 +11,9 @@
 //! ```
 
 mod disks;
+mod frozen;
+
+pub use frozen::{Frozen, Kept};
 
 use crate::cmdline::Descriptors;
 use rustix::fs::{FlockOperation, flock};
@@ -106,39 +109,6 @@ pub enum Phase {
     Running,
     /// It has no process: its memory lies where it was, its state beside it.
     Frozen,
-}
-
-/// Where a guest is that has no process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frozen {
-    /// Whether it ran.
-    pub was_running: bool,
-    /// The machine type with its version.
-    pub machine: String,
-    /// What else there is of it.
-    pub kept: Kept,
-}
-
-/// How a frozen guest is kept.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kept {
-    /// Its RAM files are as they were; the state of its devices is in a file.
-    InPlace {
-        /// That file.
-        state: PathBuf,
-        /// The checksum of its bytes.
-        sum: String,
-        /// Whether the guest's folder has checksums of its RAM.
-        sums: bool,
-    },
-    /// As a checkpoint; its RAM files are gone.
-    InStore {
-        /// The store, by its URL.
-        store: String,
-        /// The image.
-        image: String,
-    },
 }
 
 /// Where a restored guest came from.
