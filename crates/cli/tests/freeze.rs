@@ -5,6 +5,7 @@ mod common;
 
 use common::HeldCheckpoint;
 use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -121,6 +122,29 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
     lab.dewar(&["rm", "g", "--force"]).done();
     lab.restore(&mut guest, &["kept"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+/// The state cannot be written, and a program has the disk when the guest is to go
+/// on: the guardian lets it go on as soon as that is possible.
+#[test]
+fn a_freeze_that_fails_leaves_nobody_standing() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let in_the_way = format!("/dev/shm/{}.state", record_prefix(&lab));
+    fs::create_dir(&in_the_way).expect("folder");
+    let held = HeldCheckpoint::at_with(&lab, &["freeze", "g"], "stopping the guest");
+    let path = guest.folder.join("disk0.qcow2");
+    let disk = fs::File::options().read(true).write(true).open(path).expect("disk");
+    // QEMU asks whether somebody has it when it takes a disk, not while it has it.
+    fcntl_lock(&disk, FlockOperation::LockShared).expect("lock");
+    let (code, _, said) = held.go_on();
+    fs::remove_dir(&in_the_way).expect("folder");
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("was not frozen"), "{said}");
+    drop(disk);
+    // No command is run meanwhile.
+    guest.console.ask("verify").expect("it goes on");
+    assert_whole(&lab, &mut guest, "a failed freeze");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::tracking::{Tracking, written_before};
 use crate::verbs::checkpoint::{self, Wanted};
 use crate::verbs::each::Each;
 use dewar_checkpoint::cores;
-use dewar_guest::Guest;
+use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
@@ -70,11 +70,18 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let record = match frozen {
         Ok(record) => record,
         Err(failure) => {
+            // Should it say so already: it must not be ended for it.
+            let _ = folder.set_record(&checked);
             let _ = guest.put_back();
             remove_kept(&folder, &checked.ram);
             let health = guest.health();
+            let failure = failure.state(format!("the guest was not frozen; {health}"));
+            if let Health::Unknown(_) = health {
+                // The guardian goes on with it when we end.
+                return Err(failure.attention().advice("'dewar ps' tries to put it right"));
+            }
             guardian.dismiss();
-            return Err(failure.state(format!("the guest was not frozen; {health}")));
+            return Err(failure);
         }
     };
     progress.signal_at("on record");
@@ -96,7 +103,7 @@ fn keep_in_place(
     checksums: bool,
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
-    let was_running = guest.health() == dewar_guest::Health::Running;
+    let was_running = guest.health() == Health::Running;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
         tracking.strike_out(folder)?;
@@ -130,7 +137,7 @@ fn keep_in_store(
     store: &Store,
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
-    let was_running = guest.health() == dewar_guest::Health::Running;
+    let was_running = guest.health() == Health::Running;
     guest.hold_still()?;
     progress.stage("saving memory");
     let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(()))?;
