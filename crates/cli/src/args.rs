@@ -175,6 +175,20 @@ pub struct CheckpointArgs {
     pub store: StoreArgs,
 }
 
+#[derive(Debug, Args)]
+pub struct WhichArgs {
+    /// The guest.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every guest that it can be done with.
+    #[arg(long)]
+    pub all: bool,
+    /// How many at a time.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: u16,
+}
+
 /// The guest's memory stays where it is; only its devices move to the new QEMU, which then has all
 /// that the old one had: disks, ports, sockets, logs. Without --qemu that is the program that the
 /// guest was started with, as it is installed now. Until the guest has moved, whatever fails leaves
@@ -184,16 +198,8 @@ pub struct CheckpointArgs {
     after_help = "Examples:\n  dewar upgrade web\n  dewar upgrade --all --qemu /opt/qemu/bin/qemu-system-x86_64"
 )]
 pub struct UpgradeArgs {
-    /// The guest.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub name: Option<String>,
-    /// Every guest that runs.
-    #[arg(long)]
-    pub all: bool,
-    /// How many at a time.
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: u16,
+    #[command(flatten)]
+    pub which: WhichArgs,
     /// The new QEMU program.
     #[arg(long, value_name = "PATH")]
     pub qemu: Option<PathBuf>,
@@ -207,16 +213,8 @@ pub struct UpgradeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  dewar freeze web\n  dewar freeze --all --to-store")]
 pub struct FreezeArgs {
-    /// The guest.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub name: Option<String>,
-    /// Every guest that runs.
-    #[arg(long)]
-    pub all: bool,
-    /// How many at a time.
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: u16,
+    #[command(flatten)]
+    pub which: WhichArgs,
     /// Do not keep checksums of the memory: 'thaw' then cannot tell whether it changed.
     #[arg(long, conflicts_with = "to_store")]
     pub no_checksum: bool,
@@ -229,16 +227,8 @@ pub struct FreezeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  dewar thaw web\n  dewar thaw --all")]
 pub struct ThawArgs {
-    /// The guest.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub name: Option<String>,
-    /// Every frozen guest.
-    #[arg(long)]
-    pub all: bool,
-    /// How many at a time.
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: u16,
+    #[command(flatten)]
+    pub which: WhichArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

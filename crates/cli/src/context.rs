@@ -8,7 +8,7 @@ use dewar_guest_qemu::registry::{
     GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
-use dewar_guest_qemu::{Qmp, QmpError, recover};
+use dewar_guest_qemu::{QemuGuest, Qmp, QmpError, recover};
 use dewar_image::{Location, Store};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -120,6 +120,21 @@ pub fn lacks_server(folder: &GuestFolder, record: &GuestRecord) -> bool {
         && record.phase == Phase::Running
         && !ServerState::of(folder, record).complete
         && !server_alive(record)
+}
+
+/// Takes hold of a guest that runs and has all its memory.
+pub fn attach(
+    context: &Context,
+    name: &str,
+    progress: &Progress,
+) -> Result<(QemuGuest, GuestFolder, GuestLock), Failure> {
+    let held = context.hold(name)?;
+    held.require_alive()?;
+    wait_for_memory(&held, progress)?;
+    let Held { folder, record, lock } = held;
+    let guest = QemuGuest::attach(folder.clone(), record)
+        .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    Ok((guest, folder, lock))
 }
 
 /// Waits until all memory of a restored guest has arrived: before, its process

@@ -1,7 +1,7 @@
 //! `freeze`: a guest that needs no process.
 
 use crate::args::FreezeArgs;
-use crate::context::{Context, Held, wait_for_memory};
+use crate::context::{Context, attach};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
@@ -26,7 +26,7 @@ use std::path::Path;
 use std::time::Instant;
 
 pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
-    let Some(name) = &args.name else {
+    let Some(name) = &args.which.name else {
         let mut more: Vec<OsString> = Vec::new();
         more.extend(args.no_checksum.then(|| "--no-checksum".into()));
         more.extend(args.to_store.iter().map(|url| match url.as_str() {
@@ -36,17 +36,12 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
         let running = |record: &GuestRecord| record.process.is_alive();
         let end = |_: &Value| "frozen".to_owned();
         let verb = Each { verb: "freeze", doing: "freezing", done: "frozen", end: &end };
-        return verb.of(context, running, usize::from(args.jobs), &more);
+        return verb.of(context, running, usize::from(args.which.jobs), &more);
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
-    let held = context.hold(name)?;
-    held.require_alive()?;
-    wait_for_memory(&held, &progress)?;
-    let Held { folder, record, lock } = held;
+    let (mut guest, folder, lock) = attach(context, name, &progress)?;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
-    let mut guest =
-        QemuGuest::attach(folder.clone(), record).map_err(|error| untouched(error.into()))?;
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
     let store = args.to_store.as_deref().map(|url| {
         let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;

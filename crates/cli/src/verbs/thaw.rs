@@ -14,17 +14,18 @@ use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
 use dewar_guest_qemu::{Qmp, map_ram_files, userfaultfd_origin};
 use dewar_memory::{Pid, ProcessHandle, SUM_BYTES, sum};
+use dewar_units::PAGE_BYTES;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
-    let Some(name) = &args.name else {
+    let Some(name) = &args.which.name else {
         let frozen = |record: &GuestRecord| record.frozen.is_some();
         let end = |_: &Value| "goes on".to_owned();
         let verb = Each { verb: "thaw", doing: "thawing", done: "thawed", end: &end };
-        return verb.of(context, frozen, usize::from(args.jobs), &[]);
+        return verb.of(context, frozen, usize::from(args.which.jobs), &[]);
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
@@ -153,7 +154,7 @@ fn revive(
         return Err(failure);
     }
     if let Some((tracking, tracker)) = tracking.zip(tracker) {
-        let pages = record.ram.iter().map(|file| file.bytes).sum::<u64>() >> 12;
+        let pages = record.ram.iter().map(|file| file.bytes).sum::<u64>() / PAGE_BYTES as u64;
         let before = tracking.pages_before(pages);
         let _ = tracking.continued(record.process, tracker, &before).save(folder);
     }

@@ -1,7 +1,7 @@
 //! `upgrade`: another QEMU under a guest that runs.
 
 use crate::args::UpgradeArgs;
-use crate::context::{Context, Held, wait_for_memory};
+use crate::context::{Context, attach};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
@@ -13,14 +13,14 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::handover::{HandoverError, Moved, Plan};
 use dewar_guest_qemu::registry::GuestRecord;
 use dewar_guest_qemu::{Discovered, QemuGuest, Qmp, discover};
-use dewar_memory::{Pid, ProcessHandle};
+use dewar_memory::ProcessHandle;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
-    match &args.name {
+    match &args.which.name {
         Some(name) => upgrade(context, name, &args),
         None => {
             let mut more: Vec<OsString> = args.yes.then(|| "--yes".into()).into_iter().collect();
@@ -28,7 +28,7 @@ pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
             let running = |record: &GuestRecord| record.process.is_alive();
             let end = |told: &Value| format!("now QEMU {}", told["qemu"].as_str().unwrap_or("?"));
             let verb = Each { verb: "upgrade", doing: "upgrading", done: "upgraded", end: &end };
-            verb.of(context, running, usize::from(args.jobs), &more)
+            verb.of(context, running, usize::from(args.which.jobs), &more)
         }
     }
 }
@@ -36,14 +36,9 @@ pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
 fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
-    let held = context.hold(name)?;
-    held.require_alive()?;
-    wait_for_memory(&held, &progress)?;
-    let Held { folder, record, lock } = held;
+    let (mut guest, folder, lock) = attach(context, name, &progress)?;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
-    let program = find_program(args.qemu.as_deref().unwrap_or(&record.program))?;
-    let mut guest =
-        QemuGuest::attach(folder.clone(), record).map_err(|error| untouched(error.into()))?;
+    let program = find_program(args.qemu.as_deref().unwrap_or(&guest.record().program))?;
     let before = guest.found().version.clone();
     let plan = Plan::new(&mut guest, &program).map_err(|error| untouched(error.into()))?;
     consent(context, name, &plan, args.yes, &progress)?;
@@ -88,7 +83,8 @@ fn move_guest(
     tracking: Option<&Tracking>,
     progress: &Progress,
 ) -> Result<(Moved, Option<Tracking>), HandoverError> {
-    let old_ram = guest.ram();
+    let (old_ram, old) = (guest.ram(), guest.process().pid());
+    let old = ProcessHandle::open(old).map_err(|error| HandoverError::Guest(error.into()))?;
     let mut waiting = plan.start(guest)?;
     progress.stage("started");
     let tracking = tracking.filter(|tracking| tracking.since.is_some());
@@ -97,8 +93,6 @@ fn move_guest(
         let (process, ram, origin) = waiting.memory().ok()?;
         tracking::arm(&process, &ram, origin).ok()
     });
-    let old = ProcessHandle::open(Pid(waiting.old_pid()))
-        .map_err(|error| HandoverError::Guest(error.into()))?;
     let mut carried = None;
     progress.stage("armed");
     let moved = waiting.go(&|step| progress.signal_at(step), &mut || {
