@@ -17,9 +17,9 @@ use crate::handover::{HandoverError, current_line, named_ram, plan_on_its_ram, s
 use crate::journal::Journal;
 use crate::launch::{Launched, end_strays, kill, launch};
 use crate::qmp::Qmp;
-use crate::recover::{RecoverError, is_running};
+use crate::recover::{RecoverError, change_settings, journal_of};
 use crate::registry::{GuestFolder, GuestRecord, RamFile};
-use crate::state::{self, StateChannel};
+use crate::state::StateChannel;
 use dewar_guest::Guest;
 use dewar_kernel::huge_page_bytes;
 use std::fs;
@@ -80,18 +80,9 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
 pub fn stop_and_save(guest: &mut QemuGuest) -> Result<Vec<u8>, HandoverError> {
     guest.flush()?;
     let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
-    let journal = Journal {
-        was_running: is_running(qmp)?,
-        capabilities: state::capabilities_to_change(qmp, false)?,
-        tls_creds: state::tls_creds(qmp)?,
-        ..Journal::default()
-    };
+    let journal = journal_of(qmp, false)?;
     journal.save(&folder)?;
-    let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
-    state::set_capabilities(qmp, needed)?;
-    if journal.tls_creds.is_some() {
-        state::set_tls_creds(qmp, "")?;
-    }
+    change_settings(qmp, &journal)?;
     let channel = StateChannel::open(qmp)?;
     guest.stop()?;
     Ok(channel.save(&mut guest.qmp)?)
@@ -139,10 +130,7 @@ fn plan(
     let none = Descriptors::new();
     let TakenOver { line, .. } =
         take_over(&record.arguments, &record.folder, &scratch, None, &none)?;
-    let mut run = plan_on_its_ram(&line, record, &folder.file("qmp.sock"))?;
-    let machine = format!("type={machine}");
-    run.arguments.extend(["-machine", &machine, "-incoming", "defer"].map(str::to_owned));
-    Ok(run)
+    plan_on_its_ram(&line, record, machine, &folder.file("qmp.sock"))
 }
 
 /// Starts a QEMU on a frozen guest's RAM, waiting for its state.

@@ -263,11 +263,7 @@ impl Guest for QemuGuest {
         })?;
         self.tracking = Some(tracking);
         self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
-            let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
-            state::set_capabilities(qmp, needed)?;
-            if journal.tls_creds.is_some() {
-                state::set_tls_creds(qmp, "")?;
-            }
+            recover::change_settings(qmp, &journal)?;
             StateChannel::open(qmp)
         })?);
         Ok(())

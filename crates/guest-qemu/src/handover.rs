@@ -190,13 +190,13 @@ pub(crate) fn is_under_way(folder: &GuestFolder) -> bool {
 }
 
 /// Finishes a hand-over that a dead command left, if there is one: forward
-/// where the guest has moved, back where it has not. Says whether there was one.
+/// where the guest has moved, back where it has not.
 ///
 /// # Errors
 /// [`HandoverError::Unknown`] where it cannot be known; both are left as they
 /// are then.
-pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<bool, HandoverError> {
-    let Some(handover) = Handover::load(folder)? else { return Ok(false) };
+pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), HandoverError> {
+    let Some(handover) = Handover::load(folder)? else { return Ok(()) };
     let mut old = handover.connect_old();
     let fate = match handover.stage {
         Stage::Starting => Fate::Stayed,
@@ -204,15 +204,10 @@ pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<bool, Handov
         Stage::Moving => fate(&handover, folder, old.as_mut(), None),
     };
     match fate {
-        Fate::Moved(new) => {
-            forward(folder, handover, old.as_mut(), new, &mut || {}).map(drop)?;
-        }
-        Fate::Stayed => back(folder, &handover, old.as_mut())?,
-        Fate::Unknown => {
-            return Err(HandoverError::Unknown(record.name.clone(), handover.old.pid));
-        }
+        Fate::Moved(new) => forward(folder, handover, old.as_mut(), new, &mut || {}).map(drop),
+        Fate::Stayed => back(folder, &handover, old.as_mut()),
+        Fate::Unknown => Err(HandoverError::Unknown(record.name.clone(), handover.old.pid)),
     }
-    Ok(true)
 }
 
 /// Goes on to the end: the guest is in the new QEMU. `before_end` is called when

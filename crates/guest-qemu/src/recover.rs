@@ -108,6 +108,27 @@ pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
     Ok(())
 }
 
+/// A journal of how a guest runs and of the settings that saving its state changes;
+/// `bitmaps` says that dirty bitmaps of disks shall go along.
+pub(crate) fn journal_of(qmp: &mut Qmp, bitmaps: bool) -> Result<Journal, QmpError> {
+    Ok(Journal {
+        was_running: is_running(qmp)?,
+        capabilities: state::capabilities_to_change(qmp, bitmaps)?,
+        tls_creds: state::tls_creds(qmp)?,
+        ..Journal::default()
+    })
+}
+
+/// Changes the settings that a journal notes.
+pub(crate) fn change_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
+    let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
+    state::set_capabilities(qmp, needed)?;
+    if journal.tls_creds.is_some() {
+        state::set_tls_creds(qmp, "")?;
+    }
+    Ok(())
+}
+
 pub(crate) fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
     state::set_capabilities(qmp, journal.capabilities.iter().cloned())?;
     if let Some(id) = &journal.tls_creds {

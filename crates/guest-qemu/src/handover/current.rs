@@ -167,8 +167,9 @@ fn plugged(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
     Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
 }
 
-/// Lines such as ` \ net0: index=0,type=tap,ifname=tap0,script=no`.
-fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
+/// Network backends and what is told of them: lines such as
+/// ` \ net0: index=0,type=tap,ifname=tap0,script=no`.
+pub(super) fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
     let told = monitor(qmp, "info network")?;
     let line = |line: &str| {
         let (id, rest) = line.trim().trim_start_matches(['\\', ' ']).split_once(": ")?;

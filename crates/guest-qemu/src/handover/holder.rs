@@ -1,11 +1,11 @@
 //! The files of a running QEMU that another one takes over.
 
+use super::current::netdevs;
 use super::tap::TapHeader;
 use crate::cmdline::Holder;
 use crate::qmp::{Qmp, QmpError};
 use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds, tap_header_bytes};
 use rustix::net::{SocketAddrAny, getsockname, sockopt};
-use serde_json::json;
 use std::collections::HashMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -120,15 +120,11 @@ fn only(taps: &[(String, RemoteFd)]) -> Option<String> {
     taps.iter().all(|(name, _)| name == first).then(|| first.clone())
 }
 
-/// Which tap belongs to which network backend: lines such as
-/// `net0: index=0,type=tap,ifname=tap0,script=no,downscript=no`.
+/// Which tap belongs to which network backend.
 fn tap_names(qmp: &mut Qmp) -> Result<HashMap<String, String>, QmpError> {
-    let told = qmp.execute("human-monitor-command", json!({"command-line": "info network"}))?;
-    let line = |line: &str| {
-        let (id, rest) = line.trim_start_matches([' ', '\\']).split_once(':')?;
-        let name = rest.split_once("type=tap,ifname=")?.1;
-        let name = name.split([',', '\r']).next()?;
-        Some((id.to_owned(), name.to_owned()))
+    let name = |told: &str| {
+        let name = told.split_once("type=tap,ifname=")?.1.split(',').next()?;
+        Some(name.to_owned())
     };
-    Ok(told.as_str().unwrap_or_default().lines().filter_map(line).collect())
+    Ok(netdevs(qmp)?.into_iter().filter_map(|(id, told)| Some((id, name(&told)?))).collect())
 }

@@ -11,7 +11,7 @@ use crate::guest::{QemuGuest, uffd_origin};
 use crate::journal::Journal;
 use crate::launch::{Launched, launch};
 use crate::qmp::{Qmp, QmpError};
-use crate::recover::is_running;
+use crate::recover::{change_settings, is_running, journal_of};
 use crate::registry::GuestRecord;
 use crate::state::{self, StateError};
 use dewar_guest::{Guest, GuestError};
@@ -53,13 +53,7 @@ impl Plan {
         let qmp = &mut guest.qmp;
         let capabilities = qmp.execute("query-migrate-capabilities", json!({}))?;
         let parameters = qmp.execute("query-migrate-parameters", json!({}))?;
-        let journal = Journal {
-            was_running: is_running(qmp)?,
-            capabilities: state::capabilities_to_change(qmp, self.bitmaps)?,
-            tls_creds: state::tls_creds(qmp)?,
-            held: false,
-            disks: Vec::new(),
-        };
+        let journal = journal_of(qmp, self.bitmaps)?;
         let mut renames = self.taken.renames;
         let next = GuestRecord {
             program: self.program.clone(),
@@ -148,11 +142,6 @@ impl Waiting<'_> {
         Ok((process, ram, origin))
     }
 
-    /// The number of the old QEMU's process.
-    pub fn old_pid(&self) -> i32 {
-        self.handover.old.pid
-    }
-
     /// Moves the guest. `step` is told where we are; `before_end` is called when
     /// the old QEMU has stopped for good and is still there.
     ///
@@ -177,11 +166,7 @@ impl Waiting<'_> {
         journal.was_running = self.handover.was_running;
         journal.save(&folder)?;
         let old = &mut self.guest.qmp;
-        let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
-        state::set_capabilities(old, needed)?;
-        if journal.tls_creds.is_some() {
-            state::set_tls_creds(old, "")?;
-        }
+        change_settings(old, &journal)?;
         self.handover.stage = Stage::Moving;
         self.handover.save(&folder)?;
         step("moving");

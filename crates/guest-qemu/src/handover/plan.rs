@@ -56,12 +56,10 @@ impl Plan {
         let known = &record.descriptors;
         let taken = take_over(&line, &record.folder, &scratch, Some(&mut files), known)
             .map_err(|why| unfit(why.to_string()))?;
-        let mut run = plan_on_its_ram(&taken.line, &record, &guest.folder.file(SOCKET))
+        let (machine, socket) = (&guest.found.machine, guest.folder.file(SOCKET));
+        let run = plan_on_its_ram(&taken.line, &record, machine, &socket)
             .map_err(|why| unfit(why.to_string()))?;
         let ram = named_ram(&record, &run).map_err(unfit)?;
-        let machine = format!("type={}", guest.found.machine);
-        let rest = ["-machine", &machine, "-incoming", "defer"];
-        run.arguments.extend(rest.map(str::to_owned));
         let OpenFiles { claimed: files, headers, all_taps, .. } = files;
         let bitmaps = has_bitmaps(guest)?;
         let program = program.to_owned();
@@ -93,17 +91,21 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
     Err(HandoverError::Unsupported(guest.record().name.clone(), why))
 }
 
-/// Plans a command line on the RAM files that a guest has: what its line says of
-/// files may be older.
+/// Plans a command line on the RAM files that a guest has, waiting for its state:
+/// what its line says of files may be older. The machine type is pinned to `machine`.
 pub(crate) fn plan_on_its_ram(
     line: &[String],
     record: &GuestRecord,
+    machine: &str,
     socket: &Path,
 ) -> Result<RunPlan, Unsupported> {
     let path_of = |id: &str| record.ram.iter().find(|file| file.id == id).map(|file| &file.path);
     let owned = |id: &str| path_of(id).is_some_and(|path| record.owned_ram.contains(path));
     let line = without_ram_paths(line, &owned)?;
-    plan_run(&line, socket, |id| path_of(id).cloned().unwrap_or_default())
+    let mut run = plan_run(&line, socket, |id| path_of(id).cloned().unwrap_or_default())?;
+    let machine = format!("type={machine}");
+    run.arguments.extend(["-machine", &machine, "-incoming", "defer"].map(str::to_owned));
+    Ok(run)
 }
 
 /// A guest's RAM with the files' whole paths, or why it cannot be found by them.
