@@ -3,7 +3,7 @@
 
 use crate::CheckpointError;
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader, PageAddress, Place};
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use dewar_units::{PAGE_BYTES, PageNumber};
 
 /// Pages of a dirty store that are read together.
 const KEYED_TOGETHER: u64 = 64;
@@ -125,11 +125,6 @@ impl Group {
 impl Run<'_> {
     pub(crate) fn first(&self) -> PageNumber {
         self.0[0].0
-    }
-
-    pub(crate) fn range(&self) -> PageRange {
-        let first = self.first().0;
-        PageRange::new(first, first + self.0.len() as u64)
     }
 
     /// The run's bytes, out of what was read.

@@ -1,5 +1,6 @@
 //! Bringing a guest's memory back.
 
+mod dead;
 mod serve;
 
 use crate::CheckpointError;
@@ -10,14 +11,17 @@ use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::NewRam;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use dead::DeadRam;
 pub use serve::{PageServer, PageTable, ServeEnd, ServeProgress};
 
 /// Pages that a worker takes at a time.
 const PIECE: u64 = 4096;
 
 /// Eager restore: writes all of an image's memory into new RAM files, one for
-/// each region, before any guest maps them. Pages of zeros stay holes.
+/// each region, before any guest maps them. Pages of zeros stay holes; those that
+/// lie in `dead` are taken from there. Returns how many these were.
 ///
 /// # Errors
 /// Where a page cannot be read back exactly, or a file cannot be written; the
@@ -25,18 +29,19 @@ const PIECE: u64 = 4096;
 pub fn fill_files(
     image: &ImageReader,
     files: Vec<File>,
+    dead: &DeadRam,
     observer: &dyn Observer,
-) -> Result<(), CheckpointError> {
+) -> Result<u64, CheckpointError> {
     let memory = &image.record().memory;
     let entries = image.entries()?;
-    let mut first = 0;
+    let (mut first, mut reused) = (0, 0);
     for (region, file) in memory.regions.iter().zip(files) {
         let range = PageRange::new(first, first + region.pages);
         let ram = NewRam::new(file, region.pages * PAGE_BYTES as u64)?;
-        fill_file(image, &entries, range, &ram, observer)?;
+        reused += fill_file(image, &entries, range, &ram, dead, observer)?;
         first = range.end.0;
     }
-    Ok(())
+    Ok(reused)
 }
 
 fn fill_file(
@@ -44,19 +49,25 @@ fn fill_file(
     entries: &[Entry],
     range: PageRange,
     ram: &NewRam,
+    dead: &DeadRam,
     observer: &dyn Observer,
-) -> Result<(), CheckpointError> {
+) -> Result<u64, CheckpointError> {
     let pieces = Pieces::new(range, PIECE);
+    let offset = |page: PageNumber| (page.0 - range.start.0) * PAGE_BYTES as u64;
+    let reused = AtomicU64::new(0);
     let work = || -> Result<(), CheckpointError> {
         let mut cache = FrameCache::new()?;
         while let Some(piece) = pieces.take() {
-            for group in grouped(entries, piece.pages())? {
+            let (kept, others) = dead.part(entries, piece.pages());
+            for run in kept {
+                ram.write_at(&run.bytes, offset(run.first))?;
+                reused.fetch_add(run.pages(), Ordering::Relaxed);
+            }
+            for group in grouped(entries, others.into_iter())? {
                 group.read_ahead(image);
                 let frame = group.read(image, &mut cache)?;
                 for run in group.runs() {
-                    let bytes = run.gather(frame)?;
-                    let at = (run.first().0 - range.start.0) * PAGE_BYTES as u64;
-                    ram.write_at(&bytes, at)?;
+                    ram.write_at(&run.gather(frame)?, offset(run.first()))?;
                 }
             }
             observer.progress(piece.end.0, entries.len() as u64);
@@ -70,7 +81,8 @@ fn fill_file(
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .fold(Ok(()), Result::and)
-    })
+    })?;
+    Ok(reused.into_inner())
 }
 
 /// The pages that a guest wrote last before its checkpoint.

@@ -163,6 +163,10 @@ pub struct CheckpointArgs {
     /// Where a page's content is looked for before it is stored.
     #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
     pub dedup: DedupChoice,
+    /// Keep a hash of each page: should QEMU crash, 'restore' takes the pages that did not change
+    /// from the memory that it left, and reads only the others.
+    #[arg(long)]
+    pub hashes: bool,
     /// Where pages go that the guest writes while the bulk of its memory is stored, and that do
     /// not fit into --buffer: redis://HOST. The checkpoint then needs both stores.
     #[arg(long, value_name = "URL")]
@@ -383,4 +387,6 @@ pub struct ServeArgs {
     pub store: String,
     #[arg(long)]
     pub image: String,
+    /// RAM files of the guest before, in the order of the image's regions.
+    pub dead: Vec<PathBuf>,
 }

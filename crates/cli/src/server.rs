@@ -4,7 +4,7 @@
 use crate::args::ServeArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use dewar_checkpoint::restore::{PageServer, PageTable, ServeEnd, ServeProgress};
+use dewar_checkpoint::restore::{DeadRam, PageServer, PageTable, ServeEnd, ServeProgress};
 use dewar_guest_qemu::map_ram_files;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, ProcessId};
 use dewar_image::{ImageId, Location, Store};
@@ -14,7 +14,9 @@ use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
 const FILE: &str = "server.json";
@@ -30,6 +32,9 @@ pub struct ServerState {
     pub arrived: u64,
     /// Pages that must arrive.
     pub of: u64,
+    /// Those of them that lay in the memory of the guest before.
+    #[serde(default)]
+    pub reused: u64,
     /// Whether all is there, and no server needed.
     pub complete: bool,
     /// Why some pages cannot be read, if so.
@@ -61,11 +66,14 @@ pub struct Prepared {
 }
 
 /// Starts a server for the guest of `folder`, to be restored from this image.
+/// `dead` is the RAM of the guest before, if any; to be kept open until the server
+/// is attached.
 pub fn prepare(
     context: &Context,
     folder: &GuestFolder,
     store: &str,
     image: &str,
+    dead: &[File],
 ) -> Result<Prepared, Failure> {
     let name = folder.name().to_owned();
     ServerState::default().save(folder);
@@ -75,6 +83,7 @@ pub fn prepare(
         .arg("--root")
         .arg(context.registry.root())
         .args(["__serve", &name, "--store", store, "--image", image])
+        .args(dead.iter().map(path_for_others))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
@@ -108,6 +117,11 @@ impl Prepared {
     }
 }
 
+/// Where other processes find an open file that has no name any more.
+fn path_for_others(file: &File) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
+}
+
 fn failed(name: &str, why: &str) -> Failure {
     Failure::new(Code::Failed, format!("the page server of '{name}' failed: {why}"))
 }
@@ -131,6 +145,9 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     // The server tries again by itself, and has other pages to serve meanwhile.
     image.set_patience(PATIENCE);
     let table = PageTable::read(&image).map_err(|error| text(&error))?;
+    // Without them all is read from the image.
+    let dead: Vec<File> = args.dead.iter().filter_map(|path| File::open(path).ok()).collect();
+    let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
     if !told_to_go() {
         return Ok(());
     }
@@ -138,7 +155,7 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
         .map_err(|error| text(&error))?;
-    let server = PageServer::attach(table, &process, &ram, UffdOrigin::Syscall)
+    let server = PageServer::attach(table, dead, &process, &ram, UffdOrigin::Syscall)
         .map_err(|error| text(&error))?;
     if record.phase == Phase::Restoring {
         // Whatever QEMU put into RAM while it started is not the guest's.
@@ -146,11 +163,16 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     }
     let _ = std::io::stdout().write_all(READY.as_bytes());
     close_stdout();
-    let told = |progress: &ServeProgress| state_of(progress, false).save(folder);
+    let last = Mutex::new(ServerState::default());
+    let told = |progress: &ServeProgress| {
+        let state = state_of(progress);
+        state.save(folder);
+        *last.lock().unwrap_or_else(|locked| locked.into_inner()) = state;
+    };
     let end = server.run(told).map_err(|error| text(&error))?;
     if end == ServeEnd::Complete {
-        let all = ServeProgress { arrived: 0, of: 0, problem: None };
-        state_of(&all, true).save(folder);
+        let last = last.into_inner().unwrap_or_else(|locked| locked.into_inner());
+        ServerState { complete: true, ..last }.save(folder);
     }
     Ok(())
 }
@@ -161,11 +183,12 @@ fn told_to_go() -> bool {
     std::io::stdin().read_exact(&mut said).is_ok() && said == *GO.as_bytes()
 }
 
-fn state_of(progress: &ServeProgress, complete: bool) -> ServerState {
+fn state_of(progress: &ServeProgress) -> ServerState {
     ServerState {
         arrived: progress.arrived,
         of: progress.of,
-        complete,
+        reused: progress.reused,
+        complete: false,
         problem: progress.problem.clone(),
     }
 }

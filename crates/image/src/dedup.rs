@@ -25,6 +25,9 @@ pub enum Dedup {
     Off,
     /// Among the pages of the image itself.
     Image,
+    /// The same, by fingerprints that the image remembers for
+    /// [`ImageReader::known_pages`] alone.
+    Known,
     /// Among those, and those of all images in the store that were taken so.
     Store,
 }
@@ -34,7 +37,7 @@ pub(crate) type Fingerprint = [u8; 24];
 
 const PRINT_BYTES: usize = size_of::<Fingerprint>();
 /// A fingerprint and an entry, as they are stored.
-const ROW_BYTES: usize = PRINT_BYTES + 8;
+pub(crate) const ROW_BYTES: usize = PRINT_BYTES + 8;
 /// Most fingerprints of other images in memory: 256 MiB of them.
 const MOST_ROWS: usize = (256 << 20) / ROW_BYTES;
 const SHARDS: usize = 64;
@@ -44,6 +47,9 @@ pub(crate) struct Fingerprints {
     mode: Dedup,
     own: Vec<Mutex<HashMap<Fingerprint, PageAddress>>>,
     others: Vec<Rows>,
+    /// Those that were stored though another with their print was, where all shall
+    /// be known.
+    again: Mutex<Vec<(Fingerprint, PageAddress)>>,
     duplicates: AtomicU64,
 }
 
@@ -62,21 +68,25 @@ impl Fingerprints {
         }
         let others = if mode == Dedup::Store { all_rows(store)? } else { Vec::new() };
         let own = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Ok(Some(Self { mode, own, others, duplicates: AtomicU64::new(0) }))
+        Ok(Some(Self { mode, own, others, again: Mutex::default(), duplicates: AtomicU64::new(0) }))
     }
 
     /// Whether equal fingerprints are proof enough.
     pub(crate) fn is_proof(&self) -> bool {
+        matches!(self.mode, Dedup::Known | Dedup::Store)
+    }
+
+    /// Whether the image's own are for all later images to find.
+    pub(crate) fn is_shared(&self) -> bool {
         self.mode == Dedup::Store
     }
 
     pub(crate) fn of(&self, page: &[u8]) -> Fingerprint {
-        let mut print = [0; PRINT_BYTES];
         if self.is_proof() {
-            print.copy_from_slice(&blake3::hash(page).as_bytes()[..PRINT_BYTES]);
-        } else {
-            print[..16].copy_from_slice(&XxHash3_128::oneshot(page).to_le_bytes());
+            return proof(page);
         }
+        let mut print = [0; PRINT_BYTES];
+        print[..16].copy_from_slice(&XxHash3_128::oneshot(page).to_le_bytes());
         print
     }
 
@@ -89,7 +99,11 @@ impl Fingerprints {
     /// Says that a page was stored; returns whether it is the first with this
     /// print. The first is remembered.
     pub(crate) fn learn(&self, print: Fingerprint, at: PageAddress) -> bool {
-        *self.shard(&print).entry(print).or_insert(at) == at
+        let is_first = *self.shard(&print).entry(print).or_insert(at) == at;
+        if !is_first && self.mode == Dedup::Known {
+            self.again.lock().unwrap_or_else(|locked| locked.into_inner()).push((print, at));
+        }
+        is_first
     }
 
     /// Says that a page need not be stored.
@@ -102,7 +116,7 @@ impl Fingerprints {
         self.duplicates.load(Ordering::Relaxed)
     }
 
-    /// What the image remembers, for later ones; nothing where fingerprints are
+    /// What the image remembers; nothing where fingerprints are
     /// no proof.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         if !self.is_proof() {
@@ -113,6 +127,7 @@ impl Fingerprints {
             let shard = shard.lock().unwrap_or_else(|locked| locked.into_inner());
             rows.extend(shard.iter().map(|(print, at)| (*print, *at)));
         }
+        rows.extend(self.again.lock().unwrap_or_else(|locked| locked.into_inner()).iter());
         rows.sort_unstable();
         let row = |(print, at): (Fingerprint, PageAddress)| {
             print.into_iter().chain(Entry::packed(at).0.to_le_bytes())
@@ -126,20 +141,32 @@ impl Fingerprints {
     }
 }
 
+/// A fingerprint that nobody can make two pages for.
+pub(crate) fn proof(page: &[u8]) -> Fingerprint {
+    let mut print = [0; PRINT_BYTES];
+    print.copy_from_slice(&blake3::hash(page).as_bytes()[..PRINT_BYTES]);
+    print
+}
+
+/// The print and the entry of a stored row.
+pub(crate) fn row(bytes: &[u8]) -> (Fingerprint, Entry) {
+    let mut print = [0; PRINT_BYTES];
+    print.copy_from_slice(&bytes[..PRINT_BYTES]);
+    let word = &bytes[PRINT_BYTES..ROW_BYTES];
+    (print, Entry(word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))))
+}
+
 impl Rows {
     fn find(&self, print: &Fingerprint) -> Option<PageAddress> {
-        let row = |index: usize| &self.bytes[index * ROW_BYTES..(index + 1) * ROW_BYTES];
+        let row = |index: usize| row(&self.bytes[index * ROW_BYTES..]);
         let (mut low, mut high) = (0, self.bytes.len() / ROW_BYTES);
         while low < high {
             let middle = (low + high) / 2;
-            match row(middle)[..PRINT_BYTES].cmp(print) {
+            let (found, entry) = row(middle);
+            match found.cmp(print) {
                 std::cmp::Ordering::Less => low = middle + 1,
                 std::cmp::Ordering::Greater => high = middle,
-                std::cmp::Ordering::Equal => {
-                    let word = &row(middle)[PRINT_BYTES..];
-                    let entry = word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
-                    return Entry(entry).packed_at();
-                }
+                std::cmp::Ordering::Equal => return entry.packed_at(),
             }
         }
         None

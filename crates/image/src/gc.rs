@@ -154,12 +154,12 @@ impl Needed {
             progress(done as u64, ids.len() as u64);
             let image = store.open_image(id)?;
             let record = image.record();
-            needed.named.extend(record.segments.iter().chain(&record.inherited_segments));
+            needed.named.extend(record.all_segments());
             needed.sources.extend(record.keyed.values().cloned());
             image.table()?.levels().for_each(|level| needed.add(level));
             needed.add(&record.device_state.entries);
             needed.add(&record.hot_pages.entries);
-            if let Some(blob) = &record.fingerprints {
+            if let Some(blob) = record.prints() {
                 needed.add(&blob.entries);
             }
         }

@@ -28,6 +28,7 @@ mod frame;
 #[cfg(test)]
 mod fuzz;
 mod gc;
+mod known;
 mod lease;
 mod location;
 mod reader;
@@ -49,6 +50,7 @@ pub use error::ImageError;
 pub use files::FileDigest;
 pub use frame::{FRAME_PAGES, FrameHeader};
 pub use gc::{Collected, collect};
+pub use known::KnownPages;
 pub use location::{Location, RedisPlace};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{

@@ -68,6 +68,10 @@ impl ImageReader {
         &self.record
     }
 
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// The whole page table: one entry a page of RAM.
     ///
     /// # Errors

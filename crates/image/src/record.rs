@@ -56,6 +56,9 @@ pub struct Record {
     /// rows of 24 bytes of a BLAKE3 hash and an 8-byte entry, in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprints: Option<Blob>,
+    /// The same, but for nobody to find pages by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<Blob>,
     /// Copies of the writable disks.
     pub disks: Vec<DiskRecord>,
     /// How to start the guest again; only the crate that wrote it reads it.
@@ -180,6 +183,7 @@ impl Record {
             hot_pages,
             device_state,
             fingerprints: None,
+            known: None,
             disks: Vec::new(),
             machine: serde_json::Value::Null,
             segments: Vec::new(),
@@ -188,6 +192,16 @@ impl Record {
             parent: None,
             summary: Summary::default(),
         }
+    }
+
+    /// The fingerprints of the pages that it stored.
+    pub(crate) fn prints(&self) -> Option<&Blob> {
+        self.fingerprints.as_ref().or(self.known.as_ref())
+    }
+
+    /// The numbers of all segments that it needs: its own first.
+    pub(crate) fn all_segments(&self) -> impl Iterator<Item = u64> {
+        self.segments.iter().chain(&self.inherited_segments).copied()
     }
 
     /// Whether the image's pages may lie in this segment.

@@ -258,9 +258,8 @@ impl Store {
         let _hold = self.hold_record(id, Hold::Alone)?;
         let record = self.record(id)?;
         let needs = |record: &Record| -> BTreeSet<String> {
-            let segments = record.segments.iter().chain(&record.inherited_segments);
             let disks = record.disks.iter().flat_map(|disk| self.disk_objects(disk));
-            segments.map(|number| segment_name(*number)).chain(disks).collect()
+            record.all_segments().map(segment_name).chain(disks).collect()
         };
         let mut doomed = needs(&record);
         let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {

@@ -61,18 +61,18 @@ pub fn verify(
     }
     verified.pages = entries.len() as u64;
 
-    for (done, number) in record.segments.iter().chain(&record.inherited_segments).enumerate() {
+    for (done, number) in record.all_segments().enumerate() {
         progress(done as u64, steps);
-        image.read_ahead(*number);
+        image.read_ahead(number);
         let is_own = done < record.segments.len();
-        for frame in 0..image.segment(*number)?.frames() {
-            let at = PageAddress { segment: *number, frame, index: 0 };
-            match first_page.get(&(*number, frame)) {
+        for frame in 0..image.segment(number)?.frames() {
+            let at = PageAddress { segment: number, frame, index: 0 };
+            match first_page.get(&(number, frame)) {
                 Some((page, last)) => {
                     let entry = Entry::packed(*last);
                     image.page(PageNumber(*page), entry, &mut cache)?;
                 }
-                None if is_own && image.segment(*number)?.frame_bytes(frame) > 0 => {
+                None if is_own && image.segment(number)?.frame_bytes(frame) > 0 => {
                     image.frame_only(at, &mut cache)?;
                 }
                 // Dropped, or another image's: this one needs nothing of it.
@@ -85,7 +85,7 @@ pub fn verify(
     verified.keyed = read_keyed(&image, &keyed, &mut cache)?;
     image.blob("device state", &record.device_state)?;
     image.blob("list of hot pages", &record.hot_pages)?;
-    if let Some(blob) = &record.fingerprints {
+    if let Some(blob) = record.prints() {
         image.blob("list of fingerprints", blob)?;
     }
     store.check_disks(record)?;

@@ -236,7 +236,7 @@ impl<'s> ImageWriter<'s> {
         self.lock().inherit(&built.reused);
         if let Some(prints) = self.fingerprints.as_ref().and_then(Fingerprints::to_bytes) {
             let blob = self.put_blob(&prints)?;
-            self.lock().fingerprints = Some(blob);
+            self.lock().prints = Some(blob);
         }
         Ok((built.root, counts))
     }
@@ -284,7 +284,11 @@ impl<'s> ImageWriter<'s> {
         record.id = self.id.clone();
         record.store = self.store.id();
         record.disks = disks;
-        record.fingerprints = self.lock().fingerprints.take();
+        let prints = self.lock().prints.take();
+        match self.fingerprints.as_ref().is_some_and(Fingerprints::is_shared) {
+            true => record.fingerprints = prints,
+            false => record.known = prints,
+        }
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();

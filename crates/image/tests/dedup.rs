@@ -116,3 +116,45 @@ fn an_image_that_is_shared_from_cannot_go_meanwhile() {
     drop(writer);
     store.delete(&first.id).expect("delete");
 }
+
+#[test]
+fn what_an_image_knows_of_its_pages_is_right_and_helps_no_other() {
+    let (_folder, store) = new_store();
+    let first = write(&store, Dedup::Known, 2, repeated);
+    assert!(first.fingerprints.is_none() && first.known.is_some());
+    // Nobody finds its pages by it.
+    let other = write(&store, Dedup::Store, 1, repeated);
+    assert!(other.inherited_segments.is_empty());
+
+    let changed = |page: u64| if page < 100 { content(page, 3) } else { repeated(page) };
+    let parent = store.open_image(&first.id).expect("open");
+    let options = ImageOptions { dedup: Dedup::Known, ..options() };
+    let writer = store.begin(options, Some(&parent)).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    for page in 0..100 {
+        sink.put(PageNumber(page), &changed(page)).expect("put");
+    }
+    sink.finish().expect("finish");
+    let second = commit(writer, None);
+    drop(parent);
+
+    let known = |id: &ImageId| {
+        let image = store.open_image(id).expect("open");
+        let known = image.known_pages().expect("known");
+        for (page, entry) in (0..).zip(image.entries().expect("entries")) {
+            let is_known = known.knows(entry);
+            assert!(!known.is(entry, &content(page, 4)), "page {page}");
+            assert_eq!(is_known, known.is(entry, &changed(page)), "page {page}");
+        }
+        let entries = image.entries().expect("entries");
+        entries.into_iter().filter(|entry| known.knows(*entry)).count()
+    };
+    collect(&store, false, |_, _| {}).expect("gc");
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+    assert_eq!(known(&second.id), 3000);
+    // What the first knew goes with it.
+    store.delete(&first.id).expect("delete");
+    collect(&store, false, |_, _| {}).expect("gc");
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+    assert_eq!(known(&second.id), 100);
+}

@@ -10,6 +10,7 @@
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
 
+use super::dead::{DeadRam, Kept};
 use super::hot_pages;
 use crate::CheckpointError;
 use crate::frames::{grouped, read_with};
@@ -18,7 +19,7 @@ use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct ServeProgress {
     pub arrived: u64,
     /// Pages that must arrive.
     pub of: u64,
+    /// Those of them that lay in the memory of the guest before.
+    pub reused: u64,
     /// Why some cannot, if so.
     pub problem: Option<String>,
 }
@@ -55,9 +58,11 @@ pub enum ServeEnd {
 pub struct PageServer<'a> {
     image: &'a ImageReader,
     entries: Vec<Entry>,
+    dead: DeadRam,
     faults: FaultServer<'a>,
     missing: Mutex<Missing>,
     of: u64,
+    reused: AtomicU64,
     problem: Mutex<Option<String>>,
     guest_ended: AtomicBool,
 }
@@ -113,12 +118,13 @@ impl<'a> PageTable<'a> {
 
 impl<'a> PageServer<'a> {
     /// Takes charge of a guest's missing pages. From here on they wait for
-    /// [`PageServer::run`].
+    /// [`PageServer::run`]. What lies in `dead` is not read from the image.
     ///
     /// # Errors
     /// Where the guest cannot be served.
     pub fn attach(
         table: PageTable<'a>,
+        dead: DeadRam,
         process: &'a ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,
@@ -127,6 +133,8 @@ impl<'a> PageServer<'a> {
         Ok(Self {
             image,
             entries,
+            dead,
+            reused: AtomicU64::new(0),
             faults: FaultServer::attach(process, ram, origin)?,
             of: missing.left,
             missing: Mutex::new(missing),
@@ -208,7 +216,8 @@ impl<'a> PageServer<'a> {
         let wanted = |page: &PageNumber| missing.contains(*page) && is_with(page);
         let pages: Vec<PageNumber> = around.pages().filter(wanted).collect();
         drop(missing);
-        self.fill(pages.into_iter(), cache)
+        let others = self.fill_from_dead(pages.into_iter())?;
+        self.fill(others.into_iter(), cache)
     }
 
     /// Puts a touched huge page in place.
@@ -223,14 +232,19 @@ impl<'a> PageServer<'a> {
     /// Puts the pages of a huge page in place, all at once.
     fn fill_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
         let mut bytes = vec![0; pages.count() as usize * PAGE_BYTES];
-        for group in grouped(&self.entries, pages.pages())? {
+        let mut put = |first: PageNumber, content: &[u8]| {
+            let start = (first.0 - pages.start.0) as usize * PAGE_BYTES;
+            bytes[start..start + content.len()].copy_from_slice(content);
+        };
+        let (kept, others) = self.dead.part(&self.entries, pages.pages());
+        kept.iter().for_each(|run| put(run.first, &run.bytes));
+        for group in grouped(&self.entries, others.into_iter())? {
             let frame = group.read(self.image, cache)?;
             for run in group.runs() {
-                let start = (run.first().0 - pages.start.0) as usize * PAGE_BYTES;
-                let content = run.gather(frame)?;
-                bytes[start..start + content.len()].copy_from_slice(&content);
+                put(run.first(), &run.gather(frame)?);
             }
         }
+        let reused: u64 = kept.iter().map(Kept::pages).sum();
         let mut missing = self.lock();
         // Another thread may have been faster, and the guest have given the
         // page back since.
@@ -239,6 +253,7 @@ impl<'a> PageServer<'a> {
             for part in missing.runs_in(pages) {
                 missing.arrived(part);
             }
+            self.reused.fetch_add(reused, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -282,8 +297,9 @@ impl<'a> PageServer<'a> {
                 self.fill_huge(together, cache).unwrap_or_else(|error| self.note(error));
             }
         }
+        let rest = self.fill_from_dead(single.into_iter());
         // Frame by frame, so that a damaged one keeps no other page away.
-        match grouped(&self.entries, single.into_iter()) {
+        match rest.and_then(|rest| grouped(&self.entries, rest.into_iter())) {
             Ok(groups) => {
                 for group in groups {
                     group.read_ahead(self.image);
@@ -317,19 +333,41 @@ impl<'a> PageServer<'a> {
                 Err(why) => return Err(why.into()),
             };
             for run in group.runs() {
-                let bytes = run.gather(frame)?;
-                // Looked at, filled and noted in one step: a page that arrived
-                // and was given back by the guest must not be filled again.
-                let mut missing = self.lock();
-                for part in missing.runs_in(run.range()) {
-                    let start = (part.start.0 - run.first().0) as usize * PAGE_BYTES;
-                    let end = start + part.count() as usize * PAGE_BYTES;
-                    self.faults.fill(part.start, &bytes[start..end])?;
-                    missing.arrived(part);
-                }
+                self.place(run.first(), &run.gather(frame)?)?;
             }
         }
         Ok(())
+    }
+
+    /// Puts those of `pages` in place that lie in the memory of the guest before,
+    /// and returns the others.
+    fn fill_from_dead(
+        &self,
+        pages: impl Iterator<Item = PageNumber>,
+    ) -> Result<Vec<PageNumber>, CheckpointError> {
+        let (kept, others) = self.dead.part(&self.entries, pages);
+        for run in kept {
+            let placed = self.place(run.first, &run.bytes)?;
+            self.reused.fetch_add(placed, Ordering::Relaxed);
+        }
+        Ok(others)
+    }
+
+    /// Puts neighbouring pages in place, but for those that have arrived; returns
+    /// how many.
+    fn place(&self, first: PageNumber, bytes: &[u8]) -> Result<u64, CheckpointError> {
+        let run = PageRange::new(first.0, first.0 + (bytes.len() / PAGE_BYTES) as u64);
+        // Looked at, filled and noted in one step: a page that arrived and was
+        // given back by the guest must not be filled again.
+        let mut missing = self.lock();
+        let parts = missing.runs_in(run);
+        for part in &parts {
+            let start = (part.start.0 - first.0) as usize * PAGE_BYTES;
+            let end = start + part.count() as usize * PAGE_BYTES;
+            self.faults.fill(part.start, &bytes[start..end])?;
+            missing.arrived(*part);
+        }
+        Ok(parts.iter().map(PageRange::count).sum())
     }
 
     fn stopped(&self) -> bool {
@@ -347,6 +385,7 @@ impl<'a> PageServer<'a> {
         ServeProgress {
             arrived: self.of - missing,
             of: self.of,
+            reused: self.reused.load(Ordering::Relaxed),
             problem: problem.filter(|_| missing > 0),
         }
     }

@@ -37,7 +37,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         max_pause: args.max_pause,
         buffer: args.buffer,
         codec: args.codec,
-        dedup: args.dedup,
+        dedup: dedup(args.dedup, args.hashes),
         dirty: dirty_store.map(|store| (store, args.epoch)),
         tag: args.tag,
     };
@@ -66,9 +66,19 @@ pub struct Wanted {
     pub max_pause: Duration,
     pub buffer: Option<ByteSize>,
     pub codec: CodecChoice,
-    pub dedup: DedupChoice,
+    pub dedup: Dedup,
     pub dirty: Option<(DirtyStore, Duration)>,
     pub tag: Option<String>,
+}
+
+fn dedup(choice: DedupChoice, hashes: bool) -> Dedup {
+    match choice {
+        // Its hashes are as good.
+        DedupChoice::Store => Dedup::Store,
+        _ if hashes => Dedup::Known,
+        DedupChoice::Image => Dedup::Image,
+        DedupChoice::Off => Dedup::Off,
+    }
 }
 
 impl Default for Wanted {
@@ -78,7 +88,7 @@ impl Default for Wanted {
             max_pause: Duration::from_millis(25),
             buffer: None,
             codec: CodecChoice::Zstd,
-            dedup: DedupChoice::Off,
+            dedup: Dedup::Off,
             dirty: None,
             tag: None,
         }
@@ -118,11 +128,7 @@ pub fn take(
             CodecChoice::Raw => Codec::Raw,
         },
         level: ZSTD_LEVEL,
-        dedup: match wanted.dedup {
-            DedupChoice::Off => Dedup::Off,
-            DedupChoice::Image => Dedup::Image,
-            DedupChoice::Store => Dedup::Store,
-        },
+        dedup: wanted.dedup,
         dirty: wanted.dirty,
         tag: wanted.tag,
         machine,

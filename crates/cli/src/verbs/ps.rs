@@ -86,6 +86,7 @@ fn lazy(folder: &GuestFolder, record: &GuestRecord) -> Value {
     }
     json!({
         "complete": server.complete, "pages_arrived": server.arrived, "pages": server.of,
+        "pages_reused": server.reused,
         "problem": server.problem, "server_alive": server_alive(record),
     })
 }

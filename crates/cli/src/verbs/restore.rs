@@ -13,13 +13,13 @@ use crate::server;
 use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
 use crate::verbs::stop::end;
-use dewar_checkpoint::restore::{fill_files, hot_pages};
+use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{
     Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
 };
-use dewar_image::{DiskRecord, ImageReader, Record, Store};
+use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
@@ -56,9 +56,11 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let _lock = folder.lock()?;
     end_unfinished(&folder)?;
     let before = folder.record().ok();
-    let mut dead_ram = make_way(&folder, &args.ram_dir, thawing)?;
+    let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
+    let mut unnamed = make_way(&folder, &args.ram_dir, thawing)?;
     if !has_room(&args, image.record()) {
-        dead_ram.clear();
+        unnamed.clear();
+        dead.clear();
     }
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
@@ -76,6 +78,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         disks,
         &progress,
         &mut made,
+        dead,
         before.as_ref().and_then(|before| before.frozen.clone()),
     );
     if let Err(failure) = result {
@@ -97,7 +100,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         }
         return Err(failure.state("no guest was started"));
     }
-    let record = result?;
+    let (record, reused) = result?;
     remove_files(&old_overlays(&folder).collect::<Vec<_>>());
     if let Some(origin) = &record.origin {
         folder.remove_other_base_disks(&origin.disks);
@@ -109,7 +112,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     context.print(
         json!({
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
-            "paused": args.paused, "total_ms": ms,
+            "paused": args.paused, "total_ms": ms, "pages_reused": reused,
         }),
         &format!(
             "{} {state} as process {}, from checkpoint {id}, after {}{memory}",
@@ -119,7 +122,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         ),
     );
     // Only now: the guest need not wait until the old one's memory is free.
-    drop(dead_ram);
+    drop(unnamed);
     Ok(())
 }
 
@@ -140,6 +143,17 @@ fn put_old_overlays_back(folder: &GuestFolder) {
     }
 }
 
+/// The RAM files of a dead guest in the order of the image's regions; none where
+/// they are not the same regions.
+fn dead_ram(dead: &GuestRecord, record: &Record) -> Vec<File> {
+    let file = |region: &RegionRecord| {
+        let bytes = region.pages * PAGE_BYTES as u64;
+        let ram = dead.ram.iter().find(|ram| ram.id == region.name && ram.bytes == bytes)?;
+        File::open(&ram.path).ok()
+    };
+    record.memory.regions.iter().map(file).collect::<Option<_>>().unwrap_or_default()
+}
+
 /// Whether the guest's RAM fits beside that of the dead one.
 fn has_room(args: &RestoreArgs, record: &Record) -> bool {
     let needed = record.memory.pages * PAGE_BYTES as u64;
@@ -157,8 +171,9 @@ fn bring_back(
     disks: Vec<SavedDisk>,
     progress: &Progress,
     made: &mut Vec<PathBuf>,
+    dead: Vec<File>,
     frozen: Option<Frozen>,
-) -> Result<GuestRecord, Failure> {
+) -> Result<(GuestRecord, Option<u64>), Failure> {
     let name = folder.name();
     let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
     let regions: Vec<(String, u64)> = image
@@ -173,18 +188,17 @@ fn bring_back(
     made.extend(revival.overlays.iter().cloned());
     let owned_ram = make_ram_files(&revival.plan.run.regions)?;
     made.extend(owned_ram.iter().cloned());
+    let image_id = &image.record().id.0;
+    let (mut server, mut reused) = (None, None);
     if args.eager {
         progress.stage("reading memory");
-        let files = open_all(&revival)?;
-        fill_files(image, files, progress)?;
+        let dead = DeadRam::new(image, dead)?;
+        reused = Some(fill_files(image, open_all(&revival)?, &dead, progress)?);
+    } else {
+        server = Some((server::prepare(context, folder, &store.url(), image_id, &dead)?, dead));
     }
 
     progress.stage("starting QEMU");
-    let image_id = &image.record().id.0;
-    let server = match args.eager {
-        true => None,
-        false => Some(server::prepare(context, folder, &store.url(), image_id)?),
-    };
     let Revival { machine, plan, regions, .. } = revival;
     let qmp_path = folder.file("qmp.sock");
     let log = folder.file("console.log");
@@ -214,7 +228,7 @@ fn bring_back(
         server: None,
     };
     folder.set_record(&record)?;
-    if let Some(server) = server {
+    if let Some((server, _dead)) = server {
         progress.stage("starting the page server");
         record.server = Some(server.attach()?);
         folder.set_record(&record)?;
@@ -235,7 +249,7 @@ fn bring_back(
         folder.set_record(&record)?;
     }
     progress.stage("started");
-    Ok(record)
+    Ok((record, reused))
 }
 
 /// Where the guest that is asked for runs but its page server is gone: starts
@@ -263,7 +277,7 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
         let origin = record.origin.as_ref().ok_or_else(|| {
             Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
         })?;
-        let server = server::prepare(context, folder, &origin.store, &origin.image)?;
+        let server = server::prepare(context, folder, &origin.store, &origin.image, &[])?;
         record.server = Some(server.attach()?);
         folder.set_record(record)?;
         resumed = true;

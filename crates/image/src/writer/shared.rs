@@ -18,8 +18,8 @@ pub(super) struct Shared {
     /// Segments and frames that are stored as they are.
     pub(super) raw: HashSet<(u64, u16)>,
     pub(super) stored_bytes: u64,
-    /// The fingerprints, stored for later images.
-    pub(super) fingerprints: Option<Blob>,
+    /// The fingerprints, stored.
+    pub(super) prints: Option<Blob>,
     /// Why a segment could not be written.
     pub(super) failure: Option<Arc<ImageError>>,
 }
@@ -35,7 +35,7 @@ impl Shared {
             sources: BTreeSet::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
-            fingerprints: None,
+            prints: None,
             failure: None,
         }
     }
