@@ -187,10 +187,19 @@ pub struct WhichArgs {
     /// Every guest that it can be done with.
     #[arg(long)]
     pub all: bool,
-    /// How many at a time.
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "all")]
+    /// How many at a time [default: one for each CPU].
+    #[arg(long, value_name = "N", requires = "all")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: u16,
+    pub jobs: Option<u16>,
+}
+
+impl WhichArgs {
+    /// How many guests at a time. More than there are CPUs only lengthens the gap
+    /// of each.
+    pub fn jobs(&self) -> usize {
+        let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.jobs.map_or_else(cpus, usize::from)
+    }
 }
 
 /// The guest's memory stays where it is; only its devices move to the new QEMU, which then has all
