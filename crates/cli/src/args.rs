@@ -1,10 +1,14 @@
 //! The command line.
 
+mod qos;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dewar_units::{ByteSize, parse_duration};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+
+pub use qos::{ByChoice, KeeperArgs, LawChoice, QosArgs};
 
 /// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
 #[derive(Debug, Parser)]
@@ -51,6 +55,8 @@ pub enum Verb {
     Freeze(FreezeArgs),
     /// Let a frozen guest go on.
     Thaw(ThawArgs),
+    /// Give a guest the CPU that its deadlines need.
+    Qos(QosArgs),
     /// List checkpoints.
     Ls(LsArgs),
     /// Bring a guest back to the instant of a checkpoint.
@@ -76,6 +82,8 @@ pub enum Verb {
     Guardian(GuardianArgs),
     #[command(name = "__serve", hide = true)]
     Serve(ServeArgs),
+    #[command(name = "__qos-keeper", hide = true)]
+    QosKeeper(KeeperArgs),
 }
 
 /// The command line is changed in two places only: RAM goes into a shared file, and a QMP socket
@@ -89,6 +97,9 @@ pub struct RunArgs {
     /// Folder for the RAM file; a tmpfs.
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pub ram_dir: PathBuf,
+    /// Add a serial port on which the guest tells how it meets its deadlines, for 'dewar qos'.
+    #[arg(long)]
+    pub qos: bool,
     /// The QEMU command line.
     #[arg(last = true, required = true, num_args = 1..)]
     pub command: Vec<OsString>,

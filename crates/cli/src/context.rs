@@ -10,6 +10,7 @@ use dewar_guest_qemu::registry::{
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{QemuGuest, Qmp, QmpError, recover};
 use dewar_image::{Location, Store};
+use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
@@ -50,6 +51,11 @@ impl Context {
         }
     }
 
+    /// Who has been promised CPU time.
+    pub fn qos_ledger(&self) -> Ledger {
+        Ledger::new(self.registry.root().join("qos"))
+    }
+
     /// Opens a store that must exist.
     pub fn store(&self, url: Option<&str>) -> Result<Store, Failure> {
         Ok(Store::open(&self.store_location(url)?)?)
@@ -80,6 +86,7 @@ impl Context {
     /// Finishes what dead commands left with guests that nobody works on.
     /// Returns what could not be finished.
     pub fn settle_all(&self) -> Vec<Failure> {
+        self.qos_ledger().settle();
         let mut failures = Vec::new();
         for name in self.registry.names() {
             match self.hold(&name) {

@@ -43,6 +43,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
         Verb::Freeze(args) => verbs::freeze::run(&context, args),
         Verb::Thaw(args) => verbs::thaw::run(&context, args),
+        Verb::Qos(args) => verbs::qos::run(&context, args),
         Verb::Ls(args) => verbs::ls::run(&context, args),
         Verb::Restore(args) => verbs::restore::run(&context, args),
         Verb::Verify(args) => verbs::verify::run(&context, args),
@@ -54,6 +55,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),
         Verb::Guardian(args) => guardian::watch(&context, args),
+        Verb::QosKeeper(args) => verbs::qos::keep(&context, args),
         Verb::Serve(args) => server::serve(&context, args),
     }
 }

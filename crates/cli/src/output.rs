@@ -39,3 +39,13 @@ pub fn ago(created_ms: u64) -> String {
         _ => format!("{} days ago", seconds / 86_400),
     }
 }
+
+/// A share, as people write it.
+pub fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent != 0.0 && percent < 10.0 {
+        format!("{percent:.1} %")
+    } else {
+        format!("{percent:.0} %")
+    }
+}

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod ls;
 pub mod manual;
 pub mod ps;
+pub mod qos;
 pub mod report;
 pub mod restore;
 pub mod rm;

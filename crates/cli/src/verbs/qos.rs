@@ -1,0 +1,276 @@
+//! `qos`: a guest's threads under a reservation that follows what its jobs need.
+//!
+//! One process for each guest: this one. A second, the keeper, waits for its end
+//! and gives the threads back if it was killed. If both were, the next command
+//! that looks at guests does (`Ledger::settle`).
+
+mod keeper;
+mod status;
+
+use crate::args::{ByChoice, LawChoice, QosArgs};
+use crate::context::{Context, connect};
+use crate::failure::{Code, Failure};
+use crate::output::percent;
+use dewar_guest_qemu::registry::{ProcessId, RegistryError};
+use dewar_kernel::{Scheduling, Task, end_signals};
+use dewar_qos::{
+    Controller, Ended, Entry, Heartbeats, Ledger, Means, Port, Promise, QosError, Subject, Target,
+};
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use keeper::Keeper;
+use serde_json::json;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+pub use keeper::keep;
+
+/// The socket of a VM's serial port for heartbeats, in its folder.
+pub const PORT_FILE: &str = "qos.sock";
+/// The real-time priority of the controller: it must run when a job ends, before a
+/// thread that it rescues.
+const PRIORITY: u32 = 2;
+/// How long a guest may be between two QEMUs.
+const BETWEEN: Duration = Duration::from_secs(5);
+
+pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
+    let ledger = context.qos_ledger();
+    ledger.settle();
+    match (&args.name, args.target) {
+        _ if args.status => status::run(context, &ledger, &args),
+        (Some(name), _) if args.release => release(context, &ledger, name),
+        (Some(name), Some(rate)) if args.detach => keeper::detached(context, name, rate, &ledger),
+        (Some(name), Some(rate)) => serve(context, &ledger, name, rate, &args),
+        // The command line sees to it.
+        _ => Err(Failure::new(Code::Failed, "a name and a target are needed")),
+    }
+}
+
+fn serve(
+    context: &Context,
+    ledger: &Ledger,
+    name: &str,
+    rate: f64,
+    args: &QosArgs,
+) -> Result<(), Failure> {
+    if args.min > args.max || args.max == 0.0 {
+        return Err(Failure::new(Code::Failed, "--min is above --max, or --max is zero"));
+    }
+    let mut subject = find(context, name, args)?;
+    let keeper = Keeper::start(context, name)?;
+    go_ahead();
+    let stop = end_signals().map_err(QosError::from)?;
+    let view = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(2));
+    let mut seen = None;
+    loop {
+        let mut controller = begin(context, ledger, &subject, rate, args)?;
+        keeper::say_ready();
+        let ended = controller.run(stop.as_fd(), |entry| view.set_message(line(entry)));
+        let entry = controller.entry().clone();
+        drop(controller);
+        add(&mut seen, entry);
+        if ended? == Ended::Stopped {
+            break;
+        }
+        match successor(context, &subject, args)? {
+            Some(next) => subject = next,
+            None => break,
+        }
+    }
+    keeper.dismiss();
+    view.finish_and_clear();
+    if let Some(entry) = seen {
+        let mut told = status::told(&entry);
+        told["ended"] = json!(true);
+        context.print(told, &format!("{name}: {}; its threads are as they were", sum(&entry)));
+    }
+    Ok(())
+}
+
+/// Lets this process run whenever it has something to do; where that may not be it is
+/// slower.
+fn go_ahead() {
+    let own = std::process::id() as i32;
+    let _ = Task { process: own, thread: own }.schedule(Scheduling::ahead(PRIORITY));
+}
+
+fn begin(
+    context: &Context,
+    ledger: &Ledger,
+    subject: &Subject,
+    rate: f64,
+    args: &QosArgs,
+) -> Result<Controller, Failure> {
+    let threads = if args.pid.is_some() { args.threads.into() } else { subject.vcpus.len() };
+    let QosArgs { miss, min, max, .. } = *args;
+    let promise = Promise { rate, miss, min, max, threads };
+    let means = match args.by {
+        ByChoice::Weight => Means::Weight,
+        _ => Means::Deadline { reclaim: args.reclaim },
+    };
+    let stepwise = args.law == LawChoice::Stepwise;
+    let target = Target { promise, stepwise, means, overcommit: args.overcommit };
+    let start = |target: Target| {
+        let heartbeats = Heartbeats::new(port(context, ledger, subject, args)?, rate)?;
+        Controller::start(ledger.clone(), subject.clone(), target, heartbeats)
+    };
+    let result = match start(target.clone()) {
+        Err(QosError::NoDeadlines(why)) if args.by == ByChoice::Auto => {
+            eprintln!("dewar: {why}; giving CPU time by weight instead");
+            start(Target { means: Means::Weight, ..target })
+        }
+        result => result,
+    };
+    Ok(result?)
+}
+
+fn port(
+    context: &Context,
+    ledger: &Ledger,
+    subject: &Subject,
+    args: &QosArgs,
+) -> Result<Port, QosError> {
+    let own = |default: std::path::PathBuf| args.port.clone().unwrap_or(default);
+    if args.pid.is_none() {
+        let folder = context.registry.guest(&subject.name);
+        let file = folder.map(|folder| folder.file(PORT_FILE)).unwrap_or_default();
+        return Ok(Port::Connect(own(file)));
+    }
+    std::fs::create_dir_all(ledger.folder())
+        .map_err(|error| QosError::File(ledger.folder().to_owned(), error))?;
+    Ok(Port::Listen(own(ledger.folder().join(format!("{}.sock", subject.name)))))
+}
+
+/// The guest by that name, or the process.
+fn find(context: &Context, name: &str, args: &QosArgs) -> Result<Subject, Failure> {
+    if let Some(pid) = args.pid {
+        // A name is a file's: the rule for guests' names holds.
+        context.registry.guest(name)?;
+        let process = ProcessId::of(pid)
+            .ok_or_else(|| Failure::new(Code::NotFound, format!("there is no process {pid}")))?;
+        return Ok(Subject { name: name.to_owned(), process, vcpus: Vec::new() });
+    }
+    let held = context.hold(name)?;
+    held.require_alive()?;
+    if args.port.is_none() && !held.folder.file(PORT_FILE).exists() {
+        let what = format!("guest '{name}' has no port for heartbeats");
+        return Err(Failure::new(Code::Unsupported, what)
+            .advice("start it with 'dewar run --qos', or name a socket with --port"));
+    }
+    let mut qmp = connect(&held.record)?;
+    let told = qmp
+        .execute("query-cpus-fast", json!({}))
+        .map_err(|error| crate::context::qmp_failure(&held.record, &error))?;
+    let process = held.record.process;
+    let thread = |cpu: &serde_json::Value| cpu["thread-id"].as_i64();
+    let threads = told.as_array().into_iter().flatten().filter_map(thread);
+    let mut vcpus: Vec<Task> =
+        threads.map(|thread| Task { process: process.pid, thread: thread as i32 }).collect();
+    // TCG may run all vCPUs in one thread.
+    vcpus.sort_unstable();
+    vcpus.dedup();
+    Ok(Subject { name: name.to_owned(), process, vcpus })
+}
+
+/// The guest in its next QEMU, where it was upgraded.
+fn successor(
+    context: &Context,
+    before: &Subject,
+    args: &QosArgs,
+) -> Result<Option<Subject>, Failure> {
+    let began = Instant::now();
+    while args.pid.is_none() && began.elapsed() < BETWEEN {
+        let record = context.registry.guest(&before.name)?.record();
+        let gone = matches!(record, Err(RegistryError::NoSuchGuest(_)));
+        if gone {
+            return Ok(None);
+        }
+        if record.is_ok_and(|record| record.process != before.process && record.process.is_alive())
+        {
+            match find(context, &before.name, args) {
+                Ok(subject) => return Ok(Some(subject)),
+                // Whoever moves it is still at work.
+                Err(_) if began.elapsed() < BETWEEN => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(None)
+}
+
+fn add(all: &mut Option<Entry>, entry: Entry) {
+    let before = all.take();
+    let mut sum = entry;
+    if let Some(before) = before {
+        sum.seen.jobs += before.seen.jobs;
+        sum.seen.missed += before.seen.missed;
+        sum.seen.rescued += before.seen.rescued;
+        sum.seen.refused += before.seen.refused;
+        sum.seen.ignored += before.seen.ignored;
+    }
+    *all = Some(sum);
+}
+
+/// Ends the controller of a guest and waits until its threads are given back.
+fn release(context: &Context, ledger: &Ledger, name: &str) -> Result<(), Failure> {
+    let entry = ledger.entry(name).ok_or_else(|| {
+        Failure::new(Code::NotFound, format!("'{name}' has no reservation"))
+            .advice("'dewar qos --status' lists them")
+    })?;
+    keeper::ask_to_end(entry.controller);
+    if !entry.controller.ends_within(BETWEEN) {
+        let what = format!("process {} does not end", entry.controller.pid);
+        return Err(Failure::new(Code::Failed, what).state("the reservation holds"));
+    }
+    ledger.settle();
+    context.print(
+        json!({"name": name, "released": true}),
+        &format!("{name}: {}; its threads are as they were", sum(&entry)),
+    );
+    Ok(())
+}
+
+fn sum(entry: &Entry) -> String {
+    let seen = &entry.seen;
+    let missed = seen.missed as f64 / seen.jobs.max(1) as f64;
+    format!("{} jobs, {} missed ({})", seen.jobs, seen.missed, percent(missed))
+}
+
+fn line(entry: &Entry) -> String {
+    let seen = &entry.seen;
+    format!(
+        "{}  reserved {}  used {}  last second {} of {} missed  in all {}",
+        entry.name,
+        percent(seen.reserved),
+        percent(seen.used),
+        seen.recent.1,
+        seen.recent.0,
+        sum(entry)
+    )
+}
+
+impl From<QosError> for Failure {
+    fn from(error: QosError) -> Self {
+        let text = error.to_string();
+        let unchanged = "its threads are scheduled as before";
+        match error {
+            QosError::Full { wanted, limit, others } => {
+                let free = limit - others.iter().map(|(_, share)| share).sum::<f64>();
+                let advice = format!(
+                    "with {} of its --max it would be admitted; --overcommit admits it as it is",
+                    percent(free.max(0.0) / wanted)
+                );
+                Self::new(Code::Failed, text).state(unchanged).advice(advice)
+            }
+            QosError::Held(_) => Self::new(Code::Failed, text)
+                .state("it goes on")
+                .advice("'dewar qos NAME --release' ends it"),
+            QosError::NoDeadlines(_) | QosError::NoGroups(_) => {
+                Self::new(Code::Unsupported, text).state(unchanged)
+            }
+            QosError::Kernel(_) | QosError::File(..) => {
+                Self::new(Code::Failed, text).state(unchanged)
+            }
+        }
+    }
+}

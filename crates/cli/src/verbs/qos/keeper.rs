@@ -1,0 +1,136 @@
+//! The processes beside a controller: the keeper, which gives the guest's threads
+//! back if the controller was killed, and the controller itself where it goes on in
+//! the background.
+
+use crate::args::KeeperArgs;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use dewar_guest_qemu::registry::ProcessId;
+use dewar_kernel::detach;
+use dewar_qos::Ledger;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const ALL_WELL: u8 = b'w';
+const READY: &str = "ready";
+/// Says to a controller that somebody waits for it to be ready.
+const WAITED_FOR: &str = "DEWAR_QOS_READY";
+/// How often, and how far apart, the keeper looks whether the controller is gone.
+const TRIES: u32 = 200;
+const APART: Duration = Duration::from_millis(10);
+
+/// A process that waits for our end.
+pub struct Keeper {
+    process: Child,
+}
+
+impl Keeper {
+    pub fn start(context: &Context, name: &str) -> Result<Self, Failure> {
+        let start = || {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .arg("--root")
+                .arg(context.registry.root())
+                .args(["__qos-keeper", name])
+                .env_remove(WAITED_FOR)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            detach(&mut command).spawn()
+        };
+        let process = start().map_err(|error: std::io::Error| {
+            Failure::new(Code::Failed, format!("the keeper process did not start: {error}"))
+        })?;
+        Ok(Self { process })
+    }
+
+    /// Says that the guest is as it was.
+    pub fn dismiss(mut self) {
+        // A keeper that was killed needs no word.
+        let _ = self.process.stdin.take().map(|mut stdin| stdin.write_all(&[ALL_WELL]));
+        let _ = self.process.wait();
+    }
+}
+
+/// The keeper's own life.
+pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
+    super::go_ahead();
+    let mut word = [0];
+    let said = std::io::stdin().read(&mut word).is_ok_and(|count| count == 1);
+    if said && word[0] == ALL_WELL {
+        return Ok(());
+    }
+    let ledger = context.qos_ledger();
+    // Its files are closed a moment before it is gone.
+    for _ in 0..TRIES {
+        ledger.settle();
+        if ledger.entry(&args.name).is_none() {
+            break;
+        }
+        std::thread::sleep(APART);
+    }
+    Ok(())
+}
+
+/// Starts this very command again, in the background, and waits until it serves.
+pub fn detached(context: &Context, name: &str, rate: f64, ledger: &Ledger) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(Code::Failed, format!("the controller did not start: {error}"))
+    };
+    let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command
+        .args(words)
+        .env(WAITED_FOR, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = detach(&mut command).spawn().map_err(failed)?;
+    let mut first = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut first).map_err(failed)?;
+    }
+    if first.trim() != READY {
+        let mut said = String::new();
+        let _ = child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
+        let code = child.wait().map_err(failed)?.code();
+        let said = said.trim().trim_start_matches("dewar: ").to_owned();
+        let code = if code == Some(4) { Code::Unsupported } else { Code::Failed };
+        return Err(Failure::new(code, said));
+    }
+    let pid = child.id();
+    context.print(
+        json!({"name": name, "controller": pid, "target_per_s": rate}),
+        &format!(
+            "process {pid} gives {name} the CPU for {rate} jobs a second; 'dewar qos --status' \
+             tells how it fares, 'dewar qos {name} --release' ends it"
+        ),
+    );
+    debug_assert!(ledger.entry(name).is_some());
+    Ok(())
+}
+
+/// Says, where somebody waits for it, that the guest is served; nobody hears from us
+/// after that.
+pub fn say_ready() {
+    if std::env::var_os(WAITED_FOR).is_none() {
+        return;
+    }
+    let _ = writeln!(std::io::stdout(), "{READY}");
+    if let Ok(null) = File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null.as_fd());
+        let _ = rustix::stdio::dup2_stderr(null.as_fd());
+    }
+}
+
+/// Asks a controller to end; one that has ended needs no asking.
+pub fn ask_to_end(controller: ProcessId) {
+    if let Some(pid) = Pid::from_raw(controller.pid).filter(|_| controller.is_alive()) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}

@@ -1,0 +1,98 @@
+//! Every reservation, and what is left to promise.
+
+use crate::args::QosArgs;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::output::{percent, table};
+use dewar_kernel::deadline_limit;
+use dewar_qos::{Entry, Ledger};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Failure> {
+    loop {
+        let mut entries = ledger.entries();
+        let promised: f64 = entries.iter().map(|entry| entry.promise.most()).sum();
+        if let Some(name) = &args.name {
+            entries.retain(|entry| entry.name == *name);
+            if entries.is_empty() {
+                let what = format!("'{name}' has no reservation");
+                return Err(Failure::new(Code::NotFound, what));
+            }
+        }
+        let limit = deadline_limit();
+        let headroom = (limit - promised).max(0.0);
+        let told = json!({
+            "reservations": entries.iter().map(told).collect::<Vec<_>>(),
+            "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
+        });
+        if args.watch && !context.json {
+            // Home, and clear what is below.
+            print!("\x1b[H\x1b[J");
+        }
+        let text = format!(
+            "{}\n{} of a CPU can be promised, {} are, {} are left",
+            rows(&entries),
+            percent(limit),
+            percent(promised),
+            percent(headroom)
+        );
+        context.print(told, &text);
+        if !args.watch {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        ledger.settle();
+    }
+}
+
+/// An entry, for programs.
+pub fn told(entry: &Entry) -> Value {
+    let (seen, promise) = (&entry.seen, &entry.promise);
+    json!({
+        "name": entry.name, "pid": entry.process.pid, "controller": entry.controller.pid,
+        "law": entry.law, "by": entry.by, "target_per_s": promise.rate,
+        "miss": promise.miss, "min": promise.min, "max": promise.max, "threads": promise.threads,
+        "reserved_cpus": seen.reserved, "used_cpus": seen.used,
+        "headroom_cpus": (promise.most() - seen.reserved).max(0.0),
+        "jobs": seen.jobs, "missed": seen.missed,
+        "recent_jobs": seen.recent.0, "recent_missed": seen.recent.1,
+        "rescued": seen.rescued, "refused": seen.refused, "ignored": seen.ignored,
+        "heard": seen.heard,
+    })
+}
+
+fn rows(entries: &[Entry]) -> String {
+    let headings = [
+        "name",
+        ">target",
+        ">reserved",
+        ">used",
+        ">max",
+        ">jobs",
+        ">missed",
+        ">last second",
+        "by",
+        "law",
+    ];
+    let row = |entry: &Entry| {
+        let (seen, promise) = (&entry.seen, &entry.promise);
+        let recent = match seen.heard {
+            true => format!("{} of {}", seen.recent.1, seen.recent.0),
+            false => "silent".to_owned(),
+        };
+        vec![
+            entry.name.clone(),
+            format!("{}/s", promise.rate),
+            percent(seen.reserved),
+            percent(seen.used),
+            percent(promise.most()),
+            seen.jobs.to_string(),
+            format!("{} ({})", seen.missed, percent(seen.missed as f64 / seen.jobs.max(1) as f64)),
+            recent,
+            entry.by.clone(),
+            entry.law.clone(),
+        ]
+    };
+    table(&headings, entries.iter().map(row).collect())
+}

@@ -1,0 +1,228 @@
+//! How other processes' threads are scheduled: `sched_setattr(2)`, and what a
+//! thread has run.
+//!
+//! What the kernel does that its manual does not say (seen on 6.18):
+//! - A larger runtime holds from the next period on; neither it nor leaving the
+//!   class and coming back fills up the present one.
+//! - Whoever leaves the class keeps his bandwidth until his deadline; coming back
+//!   before needs room for both.
+//! - The run time in `schedstat` is exact for a thread that does not run. For one
+//!   that does it may be old by several ticks.
+
+use crate::KernelError;
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+/// A thread of any process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Task {
+    /// The process.
+    pub process: i32,
+    /// The thread.
+    pub thread: i32,
+}
+
+/// CPU time that a thread is promised (`SCHED_DEADLINE`): so much `runtime` in each
+/// `period`, at any time within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reservation {
+    /// At least 1,024 ns.
+    pub runtime: Duration,
+    /// Not below `runtime`.
+    pub period: Duration,
+    /// Whether it may take what others have reserved and do not use
+    /// (`SCHED_FLAG_RECLAIM`, GRUB).
+    pub reclaim: bool,
+}
+
+/// How a thread is scheduled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scheduling {
+    /// `SCHED_OTHER` and so on, by its number (sched(7)).
+    pub policy: u32,
+    /// Among ordinary threads: -20 to 19.
+    pub nice: i32,
+    /// Among real-time threads.
+    pub priority: u32,
+    /// Where it is a `SCHED_DEADLINE` thread.
+    pub reservation: Option<Reservation>,
+    /// Whether what it makes is ordinary, whatever it is.
+    pub resets_on_fork: bool,
+}
+
+/// `struct sched_attr`, version 0 (include/uapi/linux/sched/types.h).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const DEADLINE: u32 = 6;
+/// Threads and processes that it makes are ordinary ones; without it the kernel
+/// does not let a thread in this class make any.
+const RESET_ON_FORK: u64 = 1;
+const RECLAIM: u64 = 2;
+
+impl Scheduling {
+    /// An ordinary thread.
+    pub fn ordinary(nice: i32) -> Self {
+        Self {
+            policy: libc::SCHED_OTHER as u32,
+            nice,
+            priority: 0,
+            reservation: None,
+            resets_on_fork: false,
+        }
+    }
+
+    /// One that goes before all ordinary ones (`SCHED_FIFO`, lowest is 1), but after
+    /// all that have reservations. What it makes is ordinary.
+    pub fn ahead(priority: u32) -> Self {
+        let policy = libc::SCHED_FIFO as u32;
+        Self { policy, nice: 0, priority, reservation: None, resets_on_fork: true }
+    }
+}
+
+impl Task {
+    /// Promises it CPU time. A thread that it makes is not promised any.
+    ///
+    /// # Errors
+    /// EBUSY where that is more than may be promised, EPERM without
+    /// `CAP_SYS_NICE` or where the thread may not run on all CPUs.
+    pub fn reserve(self, reservation: Reservation) -> Result<(), KernelError> {
+        let nanoseconds = |time: Duration| time.as_nanos() as u64;
+        self.set(Attributes {
+            policy: DEADLINE,
+            flags: RESET_ON_FORK | if reservation.reclaim { RECLAIM } else { 0 },
+            runtime: nanoseconds(reservation.runtime),
+            deadline: nanoseconds(reservation.period),
+            period: nanoseconds(reservation.period),
+            ..Attributes::default()
+        })
+    }
+
+    /// Schedules it as it was before.
+    ///
+    /// # Errors
+    /// Where the kernel refuses; where it has ended.
+    pub fn schedule(self, how: Scheduling) -> Result<(), KernelError> {
+        if let Some(reservation) = how.reservation {
+            return self.reserve(reservation);
+        }
+        self.set(Attributes {
+            policy: how.policy,
+            flags: if how.resets_on_fork { RESET_ON_FORK } else { 0 },
+            nice: how.nice,
+            priority: how.priority,
+            ..Attributes::default()
+        })
+    }
+
+    /// How it is scheduled.
+    ///
+    /// # Errors
+    /// Where it has ended.
+    pub fn scheduling(self) -> Result<Scheduling, KernelError> {
+        let mut found = Attributes::default();
+        // SAFETY: the kernel writes at most the given size, which is that of the
+        // block; the block outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getattr,
+                self.thread,
+                &raw mut found,
+                size_of::<Attributes>() as u32,
+                0,
+            )
+        };
+        if result != 0 {
+            return Err(KernelError::last("sched_getattr", self.describe()));
+        }
+        let reservation = (found.policy == DEADLINE).then(|| Reservation {
+            runtime: Duration::from_nanos(found.runtime),
+            period: Duration::from_nanos(found.period),
+            reclaim: found.flags & RECLAIM != 0,
+        });
+        let Attributes { policy, nice, priority, flags, .. } = found;
+        let resets_on_fork = flags & RESET_ON_FORK != 0;
+        Ok(Scheduling { policy, nice, priority, reservation, resets_on_fork })
+    }
+
+    /// The CPU time that it has had; `None` where it has ended.
+    pub fn ran(self) -> Option<Duration> {
+        let path = format!("/proc/{}/task/{}/schedstat", self.process, self.thread);
+        let stat = fs::read_to_string(path).ok()?;
+        stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+    }
+
+    /// Whether it runs or wants to, rather than wait for something; one that has
+    /// used up its reservation does.
+    pub fn is_runnable(self) -> bool {
+        let path = format!("/proc/{}/task/{}/stat", self.process, self.thread);
+        let stat = fs::read_to_string(path).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
+    }
+
+    fn set(self, attributes: Attributes) -> Result<(), KernelError> {
+        // A number that came to mean another process's thread is left alone.
+        if self.ran().is_none() {
+            let gone = io::Error::from_raw_os_error(libc::ESRCH);
+            return Err(KernelError::new("sched_setattr", self.describe(), gone));
+        }
+        let attributes = Attributes { size: size_of::<Attributes>() as u32, ..attributes };
+        // SAFETY: the kernel reads a block of the size that stands in it, which
+        // outlives the call.
+        let result = unsafe {
+            libc::syscall(libc::SYS_sched_setattr, self.thread, &raw const attributes, 0)
+        };
+        if result != 0 {
+            return Err(KernelError::last("sched_setattr", self.describe()));
+        }
+        Ok(())
+    }
+
+    fn describe(self) -> String {
+        format!("thread {} of process {}", self.thread, self.process)
+    }
+}
+
+/// The threads of a process; none where it has ended.
+pub fn threads_of(process: i32) -> Vec<Task> {
+    let entries = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let thread = entry.file_name().to_str()?.parse().ok()?;
+            Some(Task { process, thread })
+        })
+        .collect()
+}
+
+/// How many CPUs' time the kernel lets `SCHED_DEADLINE` threads have in all:
+/// `sched_rt_runtime_us` of `sched_rt_period_us` of each CPU, less the 5 % that
+/// Linux 6.12 and later keep for ordinary threads.
+pub fn deadline_limit() -> f64 {
+    let read = |name: &str| -> Option<f64> {
+        fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?.trim().parse().ok()
+    };
+    let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+    let share = match (read("sched_rt_runtime_us"), read("sched_rt_period_us")) {
+        (Some(runtime), Some(period)) if runtime >= 0.0 && period > 0.0 => runtime / period,
+        _ => 1.0,
+    };
+    let kept = if kernel_at_least(6, 12) { 0.05 } else { 0.0 };
+    cpus * (share - kept)
+}
+
+fn kernel_at_least(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}

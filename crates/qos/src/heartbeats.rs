@@ -1,0 +1,278 @@
+//! What the guest says, bounded: a guest that writes nonsense, or too much, is not
+//! listened to for a while, and hurts nobody else.
+
+use crate::QosError;
+use dewar_beat::{Line, MAX_LINE};
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Most programs that may be connected at a time.
+const MOST_CLIENTS: usize = 8;
+/// Read from one at a time.
+const READ_BYTES: usize = 4096;
+/// How long a guest that says too much is not listened to.
+const MUTE: Duration = Duration::from_millis(100);
+/// How often a socket that is not there is looked for again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// So many times the lines that the target makes are read.
+const GENEROSITY: f64 = 4.0;
+/// The least number of lines that may come at once.
+const LEAST_BURST: f64 = 16.0;
+
+/// Where heartbeats come from.
+#[derive(Debug)]
+pub enum Port {
+    /// A socket on which QEMU listens for us: a VM's serial port.
+    Connect(PathBuf),
+    /// A socket on which we listen, for processes; it is removed in the end.
+    Listen(PathBuf),
+}
+
+/// A guest's heartbeats.
+#[derive(Debug)]
+pub struct Heartbeats {
+    port: Port,
+    listener: Option<UnixListener>,
+    clients: Vec<Client>,
+    tried: Option<Instant>,
+    allowance: Allowance,
+    ignored: u64,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: UnixStream,
+    /// The beginning of a line.
+    line: Vec<u8>,
+    /// Whether the present line is too long, and passed over.
+    too_long: bool,
+    mute_until: Option<Instant>,
+}
+
+/// A bucket of lines that may be read.
+#[derive(Debug)]
+struct Allowance {
+    rate: f64,
+    left: f64,
+    filled: Instant,
+}
+
+impl Heartbeats {
+    /// Of a guest that is to do `rate` jobs a second.
+    ///
+    /// # Errors
+    /// Where the socket to listen on cannot be made.
+    pub fn new(port: Port, rate: f64) -> Result<Self, QosError> {
+        let listener = match &port {
+            Port::Connect(_) => None,
+            Port::Listen(path) => {
+                let _ = fs::remove_file(path);
+                let listener = UnixListener::bind(path).map_err(QosError::file(path))?;
+                listener.set_nonblocking(true).map_err(QosError::file(path))?;
+                Some(listener)
+            }
+        };
+        let allowance = Allowance::new(rate);
+        let clients = Vec::new();
+        let mut heartbeats = Self { port, listener, clients, tried: None, allowance, ignored: 0 };
+        heartbeats.reconnect();
+        Ok(heartbeats)
+    }
+
+    /// Whether somebody could say something.
+    pub fn is_connected(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// Lines, or parts of them, that were passed over.
+    pub fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
+    /// What to wait for.
+    pub fn sources(&self) -> Vec<BorrowedFd<'_>> {
+        let now = Instant::now();
+        let heard = self.clients.iter().filter(|client| !client.is_mute(now));
+        let listener = self.listener.iter().map(AsFd::as_fd);
+        listener.chain(heard.map(|client| client.socket.as_fd())).collect()
+    }
+
+    /// The lines that have come; never waits.
+    pub fn read(&mut self) -> Vec<Line> {
+        self.reconnect();
+        let now = Instant::now();
+        let mut lines = Vec::new();
+        let (allowance, ignored) = (&mut self.allowance, &mut self.ignored);
+        self.clients.retain_mut(|client| {
+            if client.is_mute(now) {
+                return true;
+            }
+            let mut bytes = [0; READ_BYTES];
+            match client.socket.read(&mut bytes) {
+                Ok(0) => false,
+                Ok(count) => {
+                    let (before, known) = (*ignored, lines.len());
+                    client.take(&bytes[..count], allowance, &mut lines, ignored);
+                    if *ignored - before > (lines.len() - known + 4) as u64 {
+                        client.mute_until = Some(now + MUTE);
+                    }
+                    true
+                }
+                Err(error) => {
+                    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+                }
+            }
+        });
+        lines
+    }
+
+    fn reconnect(&mut self) {
+        if let Some(listener) = &self.listener {
+            while let Ok((socket, _)) = listener.accept() {
+                if self.clients.len() < MOST_CLIENTS && socket.set_nonblocking(true).is_ok() {
+                    self.clients.push(Client::new(socket));
+                }
+            }
+        }
+        let Port::Connect(path) = &self.port else { return };
+        if !self.clients.is_empty() || self.tried.is_some_and(|tried| tried.elapsed() < AGAIN) {
+            return;
+        }
+        self.tried = Some(Instant::now());
+        if let Ok(socket) = UnixStream::connect(path) {
+            if socket.set_nonblocking(true).is_ok() {
+                self.clients.push(Client::new(socket));
+            }
+        }
+    }
+}
+
+impl Drop for Heartbeats {
+    fn drop(&mut self) {
+        if let Port::Listen(path) = &self.port {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Client {
+    fn new(socket: UnixStream) -> Self {
+        Self { socket, line: Vec::new(), too_long: false, mute_until: None }
+    }
+
+    fn is_mute(&self, now: Instant) -> bool {
+        self.mute_until.is_some_and(|until| now < until)
+    }
+
+    fn take(
+        &mut self,
+        bytes: &[u8],
+        allowance: &mut Allowance,
+        lines: &mut Vec<Line>,
+        ignored: &mut u64,
+    ) {
+        for byte in bytes {
+            if *byte != b'\n' {
+                self.too_long |= self.line.len() >= MAX_LINE;
+                if !self.too_long {
+                    self.line.push(*byte);
+                }
+                continue;
+            }
+            let known = (!self.too_long).then(|| Line::parse(&self.line)).flatten();
+            match known.filter(|_| allowance.take()) {
+                Some(line) => lines.push(line),
+                None => *ignored += 1,
+            }
+            self.line.clear();
+            self.too_long = false;
+        }
+    }
+}
+
+impl Allowance {
+    fn new(rate: f64) -> Self {
+        let rate = rate * GENEROSITY;
+        Self { rate, left: rate.max(LEAST_BURST), filled: Instant::now() }
+    }
+
+    fn take(&mut self) -> bool {
+        let now = Instant::now();
+        let new = self.rate * (now - self.filled).as_secs_f64();
+        self.filled = now;
+        self.left = (self.left + new).min(self.rate.max(LEAST_BURST));
+        let may = self.left >= 1.0;
+        self.left -= f64::from(u8::from(may));
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dewar_beat::End;
+    use std::io::Write;
+
+    fn listening(rate: f64) -> (tempfile::TempDir, Heartbeats, UnixStream) {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("port");
+        let heartbeats = Heartbeats::new(Port::Listen(path.clone()), rate).expect("port");
+        let socket = UnixStream::connect(&path).expect("connect");
+        (folder, heartbeats, socket)
+    }
+
+    #[test]
+    fn lines_come_in_pieces_and_nonsense_is_passed_over() {
+        let (_folder, mut heartbeats, mut socket) = listening(30.0);
+        socket.write_all(b"dewar 1\njob 1 m").expect("write");
+        assert_eq!(heartbeats.read(), [Line::Hello { version: 1 }]);
+        socket.write_all(b"et 5\n\xff\xfe\nhello\n").expect("write");
+        socket.write_all(&[b'x'; 300]).expect("write");
+        socket.write_all(b"\njob 2 missed\n").expect("write");
+        let met = Line::Job { number: 1, end: End::Met(Duration::from_micros(5)) };
+        assert_eq!(heartbeats.read(), [met, Line::Job { number: 2, end: End::Missed(None) }]);
+        assert_eq!(heartbeats.ignored(), 3);
+    }
+
+    #[test]
+    fn a_flood_is_not_listened_to() {
+        let (_folder, mut heartbeats, mut socket) = listening(30.0);
+        socket.set_nonblocking(true).expect("nonblocking");
+        let (began, mut heard, mut reads) = (Instant::now(), 0, 0);
+        while began.elapsed() < Duration::from_secs(1) {
+            while socket.write(b"job 1 met 5\njob 2 met 5\n").is_ok() {}
+            if heartbeats.sources().len() > 1 {
+                reads += 1;
+                heard += heartbeats.read().len();
+            }
+            let _ = heartbeats.read();
+        }
+        assert!(heard <= 250, "{heard} lines");
+        assert!(reads < 30, "{reads} reads in a second");
+        assert!(heartbeats.is_connected());
+    }
+
+    #[test]
+    fn a_guest_that_comes_back_is_heard() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("port");
+        let mut heartbeats = Heartbeats::new(Port::Connect(path.clone()), 30.0).expect("port");
+        assert!(!heartbeats.is_connected());
+        for _ in 0..2 {
+            let _ = fs::remove_file(&path);
+            let listener = UnixListener::bind(&path).expect("bind");
+            std::thread::sleep(AGAIN);
+            heartbeats.read();
+            let (mut socket, _) = listener.accept().expect("connected");
+            socket.write_all(b"job 1 missed\n").expect("write");
+            assert_eq!(heartbeats.read().len(), 1);
+            drop((socket, listener));
+            heartbeats.read();
+            assert!(!heartbeats.is_connected());
+        }
+    }
+}

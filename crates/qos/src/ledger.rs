@@ -1,0 +1,255 @@
+//! Who has been promised what, in files: one for each guest, and a lock.
+//!
+//! **The rule of admission.** A guest is admitted where what it may get at most
+//! (`max`, for each of its threads) fits beside what all others may get at most. So
+//! a guest that was admitted is never refused later. `overcommit` admits it
+//! nevertheless; then the kernel may refuse to raise it, and says nothing to others.
+//!
+//! An entry names how each thread was scheduled before. It is written before a
+//! thread is touched and removed when all are as they were. Whoever finds an entry
+//! whose controller is dead gives its threads back.
+
+use crate::weight::Group;
+use crate::{QosError, give_back};
+use dewar_guest_qemu::registry::ProcessId;
+use dewar_kernel::{Reservation, Scheduling, Task, deadline_limit};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A process that is given CPU time, or gives it.
+pub type Owner = ProcessId;
+
+/// What a guest is promised.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Promise {
+    /// Jobs a second.
+    pub rate: f64,
+    /// The share of jobs that may miss their deadlines.
+    pub miss: f64,
+    /// The least share of a CPU for each thread.
+    pub min: f64,
+    /// The most.
+    pub max: f64,
+    /// How many threads may have it.
+    pub threads: usize,
+}
+
+/// What was seen of a guest until now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// What its threads are promised now, in CPUs.
+    pub reserved: f64,
+    /// What it used in the last second, in CPUs.
+    pub used: f64,
+    /// Jobs since the beginning.
+    pub jobs: u64,
+    /// Those that missed their deadlines.
+    pub missed: u64,
+    /// Jobs and misses of the last second or so.
+    pub recent: (u64, u64),
+    /// How often a thread was let run on to finish its job.
+    pub rescued: u64,
+    /// How often the kernel refused more.
+    pub refused: u64,
+    /// What it said that was passed over.
+    pub ignored: u64,
+    /// Whether it says anything.
+    pub heard: bool,
+}
+
+/// How a thread was scheduled before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedTask {
+    process: i32,
+    thread: i32,
+    policy: u32,
+    nice: i32,
+    priority: u32,
+    resets_on_fork: bool,
+    /// Runtime and period in nanoseconds, and whether it reclaims.
+    reservation: Option<(u64, u64, bool)>,
+}
+
+/// A guest's entry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub process: Owner,
+    /// The process that gives it CPU time.
+    pub controller: Owner,
+    /// What it is promised.
+    pub promise: Promise,
+    /// `demand` or `stepwise`.
+    pub law: String,
+    /// `deadline` or `weight`.
+    pub by: String,
+    /// How its threads were before.
+    pub saved: Vec<SavedTask>,
+    /// The control group that was made for it.
+    pub group: Option<Group>,
+    /// How it fares.
+    pub seen: Seen,
+}
+
+/// The entries.
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    folder: PathBuf,
+}
+
+/// The right to change who is promised what.
+struct Lock {
+    _file: File,
+}
+
+impl Promise {
+    /// The time between two jobs.
+    pub fn period(&self) -> Duration {
+        Duration::from_secs_f64(1.0 / self.rate)
+    }
+
+    /// What it may get at most, in CPUs.
+    pub fn most(&self) -> f64 {
+        self.max * self.threads as f64
+    }
+}
+
+impl SavedTask {
+    /// How a thread is scheduled now; `None` where it has ended.
+    pub fn of(task: Task) -> Option<Self> {
+        let Scheduling { policy, nice, priority, reservation, resets_on_fork } =
+            task.scheduling().ok()?;
+        let nanoseconds = |time: Duration| time.as_nanos() as u64;
+        let reservation =
+            reservation.map(|it| (nanoseconds(it.runtime), nanoseconds(it.period), it.reclaim));
+        let Task { process, thread } = task;
+        Some(Self { process, thread, policy, nice, priority, resets_on_fork, reservation })
+    }
+
+    /// The thread.
+    pub fn task(&self) -> Task {
+        Task { process: self.process, thread: self.thread }
+    }
+
+    /// How it was.
+    pub fn scheduling(&self) -> Scheduling {
+        let reservation = self.reservation.map(|(runtime, period, reclaim)| Reservation {
+            runtime: Duration::from_nanos(runtime),
+            period: Duration::from_nanos(period),
+            reclaim,
+        });
+        let Self { policy, nice, priority, resets_on_fork, .. } = *self;
+        Scheduling { policy, nice, priority, reservation, resets_on_fork }
+    }
+}
+
+impl Ledger {
+    /// The one in a folder, which need not exist.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// All entries that can be read, by name.
+    pub fn entries(&self) -> Vec<Entry> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let texts = files.filter(|file| file.path().extension().is_some_and(|it| it == "json"));
+        let read = |file: fs::DirEntry| serde_json::from_slice(&fs::read(file.path()).ok()?).ok();
+        let mut entries: Vec<Entry> = texts.filter_map(read).collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        entries
+    }
+
+    /// The entry of a guest.
+    pub fn entry(&self, name: &str) -> Option<Entry> {
+        serde_json::from_slice(&fs::read(self.path(name)).ok()?).ok()
+    }
+
+    /// Admits a guest, by the rule above, and enters it.
+    ///
+    /// # Errors
+    /// Where there is no room, or somebody serves it.
+    pub fn admit(&self, entry: &Entry, overcommit: bool) -> Result<(), QosError> {
+        let _lock = self.lock()?;
+        self.settle_locked();
+        let others = self.entries();
+        if others.iter().any(|other| other.name == entry.name) {
+            return Err(QosError::Held(entry.name.clone()));
+        }
+        let taken: f64 = others.iter().map(|other| other.promise.most()).sum();
+        let (wanted, limit) = (entry.promise.most(), deadline_limit());
+        if taken + wanted > limit + 1e-9 && !overcommit {
+            let others = others.iter().map(|it| (it.name.clone(), it.promise.most())).collect();
+            return Err(QosError::Full { wanted, limit, others });
+        }
+        self.write(entry)
+    }
+
+    /// Writes an entry down.
+    ///
+    /// # Errors
+    /// Where that cannot be done.
+    pub fn write(&self, entry: &Entry) -> Result<(), QosError> {
+        let path = self.path(&entry.name);
+        let part = path.with_extension("part");
+        let bytes = serde_json::to_vec(entry)
+            .map_err(|error| QosError::file(&path)(std::io::Error::other(error)))?;
+        fs::write(&part, bytes).map_err(QosError::file(&part))?;
+        fs::rename(&part, &path).map_err(QosError::file(&path))
+    }
+
+    /// Gives a guest's threads back and forgets it.
+    pub fn release(&self, entry: &Entry) {
+        give_back(&entry.saved);
+        if let Some(group) = &entry.group {
+            group.dissolve();
+        }
+        let _ = fs::remove_file(self.path(&entry.name));
+    }
+
+    /// Releases the guests whose controllers are dead. Returns their names.
+    pub fn settle(&self) -> Vec<String> {
+        if !self.folder.exists() {
+            return Vec::new();
+        }
+        match self.lock() {
+            Ok(_lock) => self.settle_locked(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn settle_locked(&self) -> Vec<String> {
+        let dead = |entry: &Entry| !entry.controller.is_alive();
+        let stale: Vec<Entry> = self.entries().into_iter().filter(dead).collect();
+        stale.iter().for_each(|entry| self.release(entry));
+        stale.into_iter().map(|entry| entry.name).collect()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.json"))
+    }
+
+    fn lock(&self) -> Result<Lock, QosError> {
+        if !self.folder.exists() {
+            fs::create_dir_all(&self.folder).map_err(QosError::file(&self.folder))?;
+            let private = Permissions::from_mode(0o700);
+            fs::set_permissions(&self.folder, private).map_err(QosError::file(&self.folder))?;
+        }
+        let path = self.folder.join("lock");
+        let open = OpenOptions::new().create(true).append(true).open(&path);
+        let file = open.map_err(QosError::file(&path))?;
+        flock(&file, FlockOperation::LockExclusive)
+            .map_err(|errno| QosError::file(&path)(errno.into()))?;
+        Ok(Lock { _file: file })
+    }
+}

@@ -1,0 +1,27 @@
+//! Gives soft-real-time guests the CPU that their deadlines need: the guest says
+//! how its jobs fare, and a law says how much CPU time it is promised in each
+//! period. After Co-SEDF (Kim et al.), on Linux's own earliest-deadline-first
+//! scheduler.
+//!
+//! - [`law`]: what was seen of a job in, the next reservation out. No clock, no
+//!   system calls.
+//! - [`Heartbeats`]: what the guest says, bounded.
+//! - [`Hold`]: threads under a reservation, and how they get out of it.
+//! - [`Ledger`]: who has been promised what; kept in files.
+//! - [`Controller`]: the loop.
+#![forbid(unsafe_code)]
+
+mod controller;
+mod error;
+mod heartbeats;
+mod hold;
+pub mod law;
+mod ledger;
+mod weight;
+
+pub use controller::{Controller, Ended, Subject, Target};
+pub use error::QosError;
+pub use heartbeats::{Heartbeats, Port};
+pub use hold::{Hold, Means, give_back};
+pub use ledger::{Entry, Ledger, Owner, Promise, SavedTask, Seen};
+pub use weight::Group;

@@ -1,0 +1,117 @@
+//! The CPU weight of a process, by a control group of its own beside the one that
+//! it is in: version 2 (`cpu.weight`, `cpu.max`), or 1 (`cpu.shares`,
+//! `cpu.cfs_quota_us`) where the CPU controller is still there
+//! (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/).
+
+use crate::QosError;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The time over which a group's limit holds.
+const LIMIT_PERIOD_US: u64 = 20_000;
+
+/// A control group that was made for a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its folder.
+    pub path: PathBuf,
+    /// The folder of the group in which the process was.
+    pub home: PathBuf,
+    /// The process.
+    pub process: i32,
+    /// Whether it is of version 2.
+    pub is_v2: bool,
+}
+
+impl Group {
+    /// Says where the group for a process would be.
+    ///
+    /// # Errors
+    /// Where there is no CPU controller.
+    pub(crate) fn plan(process: i32, name: &str) -> Result<Self, QosError> {
+        let why = |text: &str| QosError::NoGroups(text.to_owned());
+        let own = fs::read_to_string(format!("/proc/{process}/cgroup"))
+            .map_err(|_| why("the process has ended"))?;
+        let (mount, is_v2) = controller().ok_or_else(|| why("no CPU controller is mounted"))?;
+        let line = own.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+            let fits = match is_v2 {
+                true => controllers.is_empty(),
+                false => controllers.split(',').any(|it| it == "cpu"),
+            };
+            fits.then_some(path)
+        });
+        let below = line.unwrap_or("/").trim_matches('/');
+        let home = mount.join(below);
+        // Beside it: a group of version 2 with processes has no groups below.
+        let parent = if below.is_empty() { &mount } else { home.parent().unwrap_or(&mount) };
+        let path = parent.join(format!("dewar-{name}"));
+        Ok(Self { path, home, process, is_v2 })
+    }
+
+    /// Makes it and moves the process there.
+    pub(crate) fn make(&self) -> Result<(), QosError> {
+        if !self.path.exists() {
+            fs::create_dir(&self.path).map_err(QosError::file(&self.path))?;
+        }
+        let weight = self.file(if self.is_v2 { "cpu.weight" } else { "cpu.shares" });
+        if !weight.exists() {
+            let _ = fs::remove_dir(&self.path);
+            let parent = self.path.parent().unwrap_or(&self.path).display();
+            return Err(QosError::NoGroups(format!("{parent} gives its groups no CPU weight")));
+        }
+        write(&self.file("cgroup.procs"), self.process)
+    }
+
+    /// Gives it a weight, as a share of the largest, and at most so many CPUs.
+    pub(crate) fn weigh(&mut self, share: f64, cpus: f64) -> Result<(), QosError> {
+        let share = share.clamp(0.0, 1.0);
+        let quota = (cpus * LIMIT_PERIOD_US as f64) as u64;
+        if self.is_v2 {
+            write(&self.file("cpu.weight"), (share * 10_000.0).max(1.0) as u64)?;
+            return write(&self.file("cpu.max"), format!("{quota} {LIMIT_PERIOD_US}"));
+        }
+        write(&self.file("cpu.shares"), (share * 262_144.0).max(2.0) as u64)?;
+        write(&self.file("cpu.cfs_period_us"), LIMIT_PERIOD_US)?;
+        write(&self.file("cpu.cfs_quota_us"), quota)
+    }
+
+    /// Moves whatever is in it back and removes it.
+    pub(crate) fn dissolve(&self) {
+        let home = self.home.join("cgroup.procs");
+        let inside = fs::read_to_string(self.file("cgroup.procs")).unwrap_or_default();
+        for process in inside.lines() {
+            let _ = fs::write(&home, process);
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
+fn write(path: &Path, value: impl ToString) -> Result<(), QosError> {
+    fs::write(path, value.to_string()).map_err(QosError::file(path))
+}
+
+/// Where the CPU controller is mounted, and whether as version 2.
+fn controller() -> Option<(PathBuf, bool)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut second = None;
+    for line in mounts.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, place, kind, options, ..] = words.as_slice() else { continue };
+        let place = PathBuf::from(place);
+        match *kind {
+            "cgroup" if options.split(',').any(|it| it == "cpu") => return Some((place, false)),
+            "cgroup2" => second = Some(place),
+            _ => {}
+        }
+    }
+    let place = second?;
+    let has = fs::read_to_string(place.join("cgroup.controllers")).unwrap_or_default();
+    has.split_whitespace().any(|it| it == "cpu").then_some((place, true))
+}
