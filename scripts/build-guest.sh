@@ -8,8 +8,8 @@ export PATH="$HOME/.cargo/bin:$PATH"
 cache=$PWD/.cache
 guest=$cache/guest
 mkdir -p "$cache" "$guest"
-sources=(crates/testkit/guest/main.rs crates/testkit/guest/init scripts/build-guest.sh)
-if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -newer "$guest/initrd")" ]; then
+sources=(crates/beat crates/testkit/guest/main.rs crates/testkit/guest/init scripts/build-guest.sh)
+if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
     exit 0
 fi
 
@@ -57,6 +57,11 @@ ldd "$chrt" | grep -o '/[^ ]*' | while read -r library; do
 done
 rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort \
     -o "$root/bin/dewar-guest" crates/testkit/guest/main.rs
+# What tells the host about deadlines, and the program that has them.
+host=$(rustc -vV | sed -n 's/^host: //p')
+RUSTFLAGS='-C target-feature=+crt-static' cargo build --release -q -p dewar-beat \
+    --bins --examples --target "$host"
+cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$root/bin/"
 cp crates/testkit/guest/init "$root/init"
 chmod +x "$root/init"
 

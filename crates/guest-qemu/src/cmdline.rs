@@ -4,12 +4,14 @@
 //! Everything that is not understood is passed on untouched.
 
 mod exclusive;
+mod heartbeats;
 mod memory;
 mod old_style;
 mod options;
 mod restore;
 
 pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, take_over};
+pub use heartbeats::{PORT_FILE, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};

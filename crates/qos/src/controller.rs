@@ -142,6 +142,7 @@ impl Controller {
             law: if target.stepwise { "stepwise" } else { "demand" }.to_owned(),
             by: if by_weight { "weight" } else { "deadline" }.to_owned(),
             saved: saved(&tasks, &helpers),
+            helpers_nice: subject.helpers_nice(),
             group: group.clone(),
             seen: Seen::default(),
         };
@@ -168,6 +169,12 @@ impl Controller {
             since_told: (0, 0),
         };
         tasks.iter().for_each(|task| controller.expect(*task));
+        for index in 0..tasks.len() {
+            let granted = controller.hold.runtime(index);
+            if granted < controller.laws[index].runtime() {
+                controller.laws[index].refused(granted);
+            }
+        }
         Ok(controller)
     }
 
@@ -355,11 +362,9 @@ impl Controller {
         self.told = Instant::now();
         let tasks: Vec<Task> = self.hold.tasks().collect();
         let (used, busiest) = self.subject.busiest(&mut self.busy, elapsed, &tasks);
-        let mut new = self.subject.helpers(&tasks);
-        let known = |task: &Task| self.entry.saved.iter().any(|saved| saved.task() == *task);
-        new.retain(|task| !known(task));
+        let helpers = self.subject.helpers(&tasks);
         let more = busiest.filter(|_| tasks.len() < self.target.promise.threads);
-        self.entry.saved.extend(saved(more.as_slice(), &new));
+        self.entry.saved.extend(saved(more.as_slice(), &[]));
         self.entry.seen.recent = std::mem::take(&mut self.since_told);
         self.entry.seen.reserved = self.hold.share();
         self.entry.seen.used = used;
@@ -367,7 +372,7 @@ impl Controller {
         self.entry.seen.heard = self.entry.seen.recent.0 > 0;
         // Before they are touched.
         self.ledger.write(&self.entry)?;
-        self.hold.raise_helpers(&new);
+        self.hold.raise_helpers(&helpers);
         if let Some(task) = more.filter(|task| self.hold.add(*task)) {
             self.expect(task);
             self.next = None;

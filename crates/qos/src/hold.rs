@@ -4,8 +4,8 @@
 //! touched; [`give_back`] undoes it from that alone, whoever calls it.
 
 use crate::weight::Group;
-use crate::{Promise, QosError, SavedTask};
-use dewar_kernel::{KernelError, Reservation, Scheduling, Task};
+use crate::{Entry, Promise, QosError, SavedTask};
+use dewar_kernel::{KernelError, Reservation, Scheduling, Task, threads_of};
 use std::time::Duration;
 
 /// What a guest's other threads (disks, network, timers) run at meanwhile, so that
@@ -61,8 +61,8 @@ pub(crate) fn saved(reserved: &[Task], helpers: &[Task]) -> Vec<SavedTask> {
 }
 
 impl Hold {
-    /// Takes hold of threads: each is promised the most that it may get. What could
-    /// not be done is undone.
+    /// Takes hold of threads: each is promised the most that it may get, or as much of
+    /// that as the kernel gives.
     ///
     /// # Errors
     /// Where the kernel refuses.
@@ -78,13 +78,27 @@ impl Hold {
         let threads = tasks.iter().map(held).collect();
         let mut hold = Self { period, max, means, threads, group };
         for index in 0..hold.threads.len() {
-            hold.put(index).map_err(|error| hold.explain(error))?;
+            hold.begin(index, period.mul_f64(promise.min))?;
         }
         if hold.means != Means::Weight {
             helpers.iter().for_each(|task| raise(*task));
         }
         hold.weigh()?;
         Ok(hold)
+    }
+
+    fn begin(&mut self, index: usize, min: Duration) -> Result<(), QosError> {
+        loop {
+            let error = match self.put(index) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let less = self.threads[index].runtime / 2;
+            if error.errno() != Some(errno::EBUSY) || less < min {
+                return Err(self.explain(error));
+            }
+            self.threads[index].runtime = less;
+        }
     }
 
     /// How many threads.
@@ -213,9 +227,18 @@ fn raise(task: Task) {
     }
 }
 
-/// Schedules threads as they were before; those that have ended need nothing.
-pub fn give_back(saved: &[SavedTask]) {
-    for task in saved {
+/// Schedules a guest's threads as they were before; those that have ended need
+/// nothing. One that the guest made since got what the thread has that made it.
+pub fn give_back(entry: &Entry) {
+    for task in &entry.saved {
         let _ = task.task().schedule(task.scheduling());
+    }
+    let Some(nice) = entry.helpers_nice.filter(|_| entry.process.is_alive()) else { return };
+    let known: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
+    let raised = Scheduling::ordinary(HELPERS_NICE);
+    for task in threads_of(entry.process.pid).into_iter().filter(|task| !known.contains(task)) {
+        if task.scheduling().is_ok_and(|how| how == raised) {
+            let _ = task.schedule(Scheduling::ordinary(nice));
+        }
     }
 }

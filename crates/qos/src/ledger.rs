@@ -91,6 +91,8 @@ pub struct Entry {
     pub by: String,
     /// How its threads were before.
     pub saved: Vec<SavedTask>,
+    /// What a VM's other threads were at: those that it made since are put there.
+    pub helpers_nice: Option<i32>,
     /// The control group that was made for it.
     pub group: Option<Group>,
     /// How it fares.
@@ -210,7 +212,7 @@ impl Ledger {
 
     /// Gives a guest's threads back and forgets it.
     pub fn release(&self, entry: &Entry) {
-        give_back(&entry.saved);
+        give_back(entry);
         if let Some(group) = &entry.group {
             group.dissolve();
         }

@@ -18,12 +18,15 @@
 //! - `net ADDRESS`: gives the first network card an address, such as 10.9.0.2/24.
 //! - `listen`: answers on TCP: on port 80 with a web page, on port 7 with what it
 //!   is sent.
+//! - `spawn PROGRAM ARGUMENT...`: starts a program in the background.
+//! - `show FILE`: the file's lines, with `;` between.
 //! - `quit`: powers the guest down.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -94,6 +97,10 @@ fn serve(tty: &str) {
             "count" => Ok(guest.count.load(Relaxed).to_string()),
             "net" => network(words.get(1).copied().unwrap_or_default()),
             "listen" => listen(80, web).and_then(|_| listen(7, echo)),
+            "spawn" => spawn(&words[1..]),
+            "show" => std::fs::read_to_string(words.get(1).copied().unwrap_or_default())
+                .map(|text| text.trim().replace('\n', ";"))
+                .map_err(|error| error.to_string()),
             "quit" => {
                 let _ = std::process::Command::new("poweroff").arg("-f").status();
                 Ok(String::new())
@@ -106,6 +113,14 @@ fn serve(tty: &str) {
         };
         let _ = writeln!(answers, "\n@{text}");
     }
+}
+
+fn spawn(words: &[&str]) -> Result<String, String> {
+    let (program, arguments) = words.split_first().ok_or("which program?")?;
+    let mut command = std::process::Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().map_err(|error| error.to_string())?;
+    Ok(child.id().to_string())
 }
 
 fn network(address: &str) -> Result<String, String> {

@@ -34,6 +34,8 @@ pub struct GuestSpec {
     pub extra: Vec<String>,
     /// `-accel`.
     pub accel: String,
+    /// Whether it has a port for heartbeats.
+    pub qos: bool,
 }
 
 impl Default for GuestSpec {
@@ -45,6 +47,7 @@ impl Default for GuestSpec {
             sample: None,
             extra: Vec::new(),
             accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
+            qos: false,
         }
     }
 }

@@ -136,7 +136,9 @@ impl Lab {
     pub fn run(&self, name: &str, spec: &GuestSpec) -> Result<TestGuest> {
         let folder = self.guest_folder(name)?;
         let line = spec.command(&folder)?;
-        let mut arguments = vec!["run", name, "--"];
+        let mut arguments = vec!["run", name];
+        arguments.extend(spec.qos.then_some("--qos"));
+        arguments.push("--");
         arguments.extend(line.iter().map(String::as_str));
         let ran = self.dewar(&arguments);
         ensure!(ran.code == 0, "dewar run: {}", ran.stderr);

@@ -11,6 +11,7 @@ use crate::args::{ByChoice, LawChoice, QosArgs};
 use crate::context::{Context, connect};
 use crate::failure::{Code, Failure};
 use crate::output::percent;
+use dewar_guest_qemu::cmdline::PORT_FILE;
 use dewar_guest_qemu::registry::{ProcessId, RegistryError};
 use dewar_kernel::{Scheduling, Task, end_signals};
 use dewar_qos::{
@@ -24,8 +25,6 @@ use std::time::{Duration, Instant};
 
 pub use keeper::keep;
 
-/// The socket of a VM's serial port for heartbeats, in its folder.
-pub const PORT_FILE: &str = "qos.sock";
 /// The real-time priority of the controller: it must run when a job ends, before a
 /// thread that it rescues.
 const PRIORITY: u32 = 2;

@@ -2,7 +2,7 @@ use crate::args::RunArgs;
 use crate::context::{Context, connect, make_way, qmp_failure};
 use crate::failure::{Code, Failure};
 use crate::verbs::doctor::require_tracking;
-use dewar_guest_qemu::cmdline::{PlannedRegion, disk_places, plan_run};
+use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
@@ -13,8 +13,11 @@ use std::path::{Path, PathBuf};
 
 pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     require_tracking()?;
-    let (program, arguments) = split_command(args.command)?;
+    let (program, mut arguments) = split_command(args.command)?;
     let folder = context.registry.guest(&args.name)?;
+    if args.qos {
+        arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
+    }
     let _lock = folder.lock()?;
     drop(make_way(&folder, &args.ram_dir, false)?);
     let here = std::env::current_dir()

@@ -1,6 +1,7 @@
 //! The command line of a restored guest: the user's own, with other RAM files
 //! and other disk files.
 
+use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
 use super::options::{Properties, Unsupported, arguments};
 use serde_json::Value;
@@ -98,6 +99,7 @@ pub fn plan_restore(
             replace_disk(&mut line, place, &overlay.display().to_string())?;
         }
     }
+    move_heartbeats(&mut line, &qmp.with_file_name(PORT_FILE))?;
     let own_line = line.clone();
     // The saved command line may name files of RAM that belong to another
     // guest, or to nobody: every backend gets a file of its own.

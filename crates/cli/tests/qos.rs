@@ -1,0 +1,323 @@
+//! Guests and processes with deadlines, beside programs that take all CPU time that
+//! they can get: what they are promised, and that it is always given back.
+
+mod common;
+
+use dewar_kernel::{Scheduling, Task, threads_of};
+use dewar_testkit::{
+    Console, GuestSpec, Hogs, Lab, PeriodicTask, TestGuest, is_alive, kill, next_qemu, wait_until,
+    wait_while_alive,
+};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn main_thread(pid: i32) -> Task {
+    Task { process: pid, thread: pid }
+}
+
+fn scheduling(task: Task) -> Scheduling {
+    task.scheduling().expect("the thread is there")
+}
+
+fn runtime(task: Task) -> Option<Duration> {
+    task.scheduling().ok()?.reservation.map(|it| it.runtime)
+}
+
+/// A process that waits.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn new() -> Self {
+        Self(Command::new("sleep").arg("300").spawn().expect("sleep"))
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn qos(lab: &Lab, name: &str, pid: i32, more: &[&str]) -> dewar_testkit::Ran {
+    let pid = pid.to_string();
+    lab.dewar(&[&["qos", name, "--pid", &pid, "--target", "30/s", "--detach"], more].concat())
+}
+
+fn status(lab: &Lab, name: &str) -> Option<Value> {
+    let told = lab.dewar(&["qos", "--status"]).json();
+    told["reservations"].as_array()?.iter().find(|it| it["name"] == name).cloned()
+}
+
+fn release(lab: &Lab, name: &str) {
+    lab.dewar(&["qos", name, "--release"]).done();
+    assert!(status(lab, name).is_none());
+}
+
+fn controller(lab: &Lab, name: &str) -> i32 {
+    status(lab, name).expect("listed")["controller"].as_i64().expect("a process") as i32
+}
+
+fn keeper_of(controller: i32) -> i32 {
+    let children = format!("/proc/{controller}/task/{controller}/children");
+    let children = std::fs::read_to_string(children).expect("children");
+    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a keeper")
+}
+
+#[test]
+fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
+    let lab = common::lab();
+    let _hogs = Hogs::start(4).expect("hogs");
+    let port = lab.root().join("qos/p.sock");
+    let (low, high) = (3_000_000, 9_000_000);
+    let steps = [(3.0, low), (3.0, high), (5.0, low)];
+    let log = lab.path().join("log");
+    let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");
+    let thread = main_thread(task.pid());
+    let before = scheduling(thread);
+    qos(&lab, "p", task.pid(), &[]).done();
+    let mut seen: Vec<Duration> = Vec::new();
+    while let Some(runtime) =
+        runtime(thread).or_else(|| is_alive(task.pid()).then_some(Duration::ZERO))
+    {
+        seen.push(runtime);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let jobs = task.finish().expect("jobs");
+    wait_until("the controller's end", SOON, || status(&lab, "p").is_none());
+    let cpu = |bytes: u64| {
+        let mut times: Vec<u64> =
+            jobs.iter().filter(|job| job.bytes == bytes).map(|job| job.cpu_us).collect();
+        times.sort_unstable();
+        Duration::from_micros(times[times.len() / 2])
+    };
+    let missed = jobs.iter().filter(|job| job.response_us > 33_333).count();
+    println!(
+        "{missed} of {} jobs missed; hashes take {:?} and {:?}",
+        jobs.len(),
+        cpu(low),
+        cpu(high)
+    );
+    let near = |need: Duration| {
+        let fits = |it: &&Duration| **it >= need && **it < need.mul_f64(1.4);
+        seen.iter().filter(fits).count()
+    };
+    // Each holds for some seconds, looked at 20 times a second.
+    assert!(near(cpu(high)) > 20, "{seen:?}");
+    assert!(near(cpu(low)) > 40, "{seen:?}");
+    assert!(seen.iter().all(|it| *it <= Duration::from_micros(26_700)), "beyond --max: {seen:?}");
+    assert_eq!(before.reservation, None);
+}
+
+#[test]
+fn who_does_not_fit_is_refused_and_told_what_would() {
+    let lab = common::lab();
+    let (one, two, three) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
+    let limit = lab.dewar(&["qos", "--status"]).json()["limit_cpus"].as_f64().expect("limit");
+    // All that can be promised but a quarter of a CPU.
+    let share = format!("{:.1}%", (limit - 0.25) * 50.0);
+    qos(&lab, "one", one.pid(), &["--max", &share]).done();
+    qos(&lab, "two", two.pid(), &["--max", &share]).done();
+    let told = lab.dewar(&["qos", "--status"]).json();
+    assert_eq!(told["reservations"].as_array().map(Vec::len), Some(2));
+    assert!((told["headroom_cpus"].as_f64().expect("headroom") - 0.25).abs() < 0.01, "{told}");
+    let refused = qos(&lab, "three", three.pid(), &["--max", "50%"]);
+    let refused = refused.failed(1, &["50 % of a CPU cannot be promised", "one", "two"]);
+    assert!(refused.stderr.contains("with 50 % of its --max"), "{}", refused.stderr);
+    assert_eq!(scheduling(main_thread(three.pid())).reservation, None);
+    qos(&lab, "three", three.pid(), &["--max", "20%"]).done();
+    assert!(runtime(main_thread(three.pid())).is_some());
+    release(&lab, "three");
+    assert_eq!(scheduling(main_thread(three.pid())).reservation, None);
+    let again = qos(&lab, "one", one.pid(), &[]);
+    again.failed(1, &["another 'dewar qos'"]);
+    // Admitted beyond the rule it gets what the kernel has left.
+    qos(&lab, "three", three.pid(), &["--max", "50%", "--overcommit"]).done();
+    let granted = runtime(main_thread(three.pid())).expect("reserved");
+    assert!(granted < Duration::from_millis(15), "{granted:?}");
+    ["one", "two", "three"].iter().for_each(|name| release(&lab, name));
+    for sleeper in [&one, &two, &three] {
+        assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
+    }
+    lab.dewar(&["qos", "nobody", "--release"]).failed(3, &["no reservation"]);
+    lab.dewar(&["qos", "nobody", "--pid", "999999999", "--target", "1/s"]).failed(3, &[]);
+}
+
+#[test]
+fn whoever_is_killed_the_threads_are_given_back() {
+    let lab = common::lab();
+    let sleeper = Sleeper::new();
+    let thread = main_thread(sleeper.pid());
+    thread.schedule(Scheduling::ordinary(3)).expect("nice");
+    // The controller: its keeper sees to it.
+    qos(&lab, "p", sleeper.pid(), &[]).done();
+    assert!(runtime(thread).is_some());
+    kill(controller(&lab, "p"), Signal::KILL);
+    wait_until("the keeper", SOON, || runtime(thread).is_none());
+    assert_eq!(scheduling(thread), Scheduling::ordinary(3));
+    // Both: whoever looks next.
+    qos(&lab, "p", sleeper.pid(), &[]).done();
+    let pid = controller(&lab, "p");
+    let keeper = keeper_of(pid);
+    kill(keeper, Signal::KILL);
+    kill(pid, Signal::KILL);
+    wait_while_alive(pid);
+    assert!(runtime(thread).is_some(), "nobody was left");
+    lab.dewar(&["ps"]).done();
+    assert_eq!(scheduling(thread), Scheduling::ordinary(3));
+    // The keeper alone: the guest is served on.
+    qos(&lab, "p", sleeper.pid(), &[]).done();
+    kill(keeper_of(controller(&lab, "p")), Signal::KILL);
+    assert!(status(&lab, "p").is_some());
+    // The guest.
+    let pid = controller(&lab, "p");
+    drop(sleeper);
+    wait_while_alive(pid);
+    assert!(status(&lab, "p").is_none());
+}
+
+#[test]
+fn a_guest_that_lies_or_floods_hurts_only_itself() {
+    let lab = common::lab();
+    let sleeper = Sleeper::new();
+    qos(&lab, "p", sleeper.pid(), &["--max", "40%", "--min", "10%"]).done();
+    let mut port = UnixStream::connect(lab.root().join("qos/p.sock")).expect("port");
+    // All is missed, by ages; then nonsense; then far too much.
+    for number in 0..30u64 {
+        let late = u64::MAX / 2 + number;
+        writeln!(port, "job {number} missed {late}").expect("tell");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let max = Duration::from_micros(13_334);
+    assert!(runtime(main_thread(sleeper.pid())).is_some_and(|it| it <= max));
+    writeln!(port, "job 31 met {}", u64::MAX).expect("tell");
+    port.write_all(&[0xff; 5000]).expect("tell");
+    port.set_nonblocking(true).expect("nonblocking");
+    let pid = controller(&lab, "p");
+    let ran = || main_thread(pid).ran().expect("controller");
+    let (before, began) = (ran(), Instant::now());
+    while began.elapsed() < Duration::from_secs(3) {
+        let _ = port.write(b"job 1 missed 5\njob 2 met 5\nnonsense\n\xff\xff\n");
+    }
+    let share = (ran() - before).div_duration_f64(began.elapsed());
+    println!("the controller used {:.1} % of a CPU", share * 100.0);
+    assert!(share < 0.2, "{share}");
+    wait_until("ignored lines", SOON, || {
+        status(&lab, "p").is_some_and(|told| told["ignored"].as_u64() > Some(100))
+    });
+    let told = status(&lab, "p").expect("listed");
+    assert!(told["jobs"].as_u64() < Some(800), "{told}");
+    assert!(runtime(main_thread(sleeper.pid())).is_some_and(|it| it <= max));
+    release(&lab, "p");
+}
+
+#[test]
+fn without_deadlines_the_weight_of_a_group_does() {
+    let lab = common::lab();
+    let sleeper = Sleeper::new();
+    let group = || {
+        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", sleeper.pid()));
+        groups.expect("cgroup").contains("/dewar-weighed")
+    };
+    let ran = qos(&lab, "weighed", sleeper.pid(), &["--by", "weight"]);
+    if ran.code == 4 {
+        println!("SKIPPED without_deadlines_the_weight_of_a_group_does: {}", ran.stderr.trim());
+        return;
+    }
+    ran.done();
+    assert!(group());
+    assert_eq!(status(&lab, "weighed").expect("listed")["by"], "weight");
+    assert_eq!(runtime(main_thread(sleeper.pid())), None);
+    release(&lab, "weighed");
+    assert!(!group());
+    // A thread that may not run everywhere cannot have deadlines.
+    let set = Command::new("taskset").args(["-cp", "0", &sleeper.pid().to_string()]).output();
+    assert!(set.expect("taskset").status.success());
+    let refused = qos(&lab, "weighed", sleeper.pid(), &["--by", "deadline"]);
+    refused.failed(4, &["may not run on all CPUs"]);
+    qos(&lab, "weighed", sleeper.pid(), &[]).done();
+    assert!(group());
+    kill(controller(&lab, "weighed"), Signal::KILL);
+    wait_until("the keeper", SOON, || !group());
+}
+
+/// A guest that hashes ten blocks a second.
+fn hashing_guest(lab: &Lab) -> TestGuest {
+    let spec = GuestSpec { vcpus: 2, qos: true, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("spawn hashes 10 /log 300:200000").expect("spawn");
+    guest
+}
+
+fn vcpus(lab: &Lab) -> Vec<Task> {
+    let pid = lab.pid("g").expect("pid");
+    threads_of(pid).into_iter().filter(|task| runtime(*task).is_some()).collect()
+}
+
+#[test]
+fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
+    let lab = common::lab();
+    let _hogs = Hogs::start(3).expect("hogs");
+    let mut guest = hashing_guest(&lab);
+    lab.dewar(&["qos", "g", "--target", "10/s", "--max", "70%", "--detach"]).done();
+    assert_eq!(vcpus(&lab).len(), 2);
+    // What is not a vCPU goes before the hogs.
+    let nice = |task: Task| scheduling(task).nice;
+    let pid = lab.pid("g").expect("pid");
+    assert_eq!(nice(main_thread(pid)), -10);
+    wait_until("heartbeats", SOON, || {
+        status(&lab, "g").is_some_and(|it| it["heard"] == true && it["jobs"].as_u64() > Some(20))
+    });
+    // Its disk works meanwhile, and it makes threads.
+    guest.console.ask("check 500 1 disk").expect("check");
+    guest.console.ask("verify").expect("consistent");
+    // A checkpoint, with its guardian and its pause.
+    lab.dewar(&["checkpoint", "g"]).done();
+    assert_eq!(vcpus(&lab).len(), 2);
+
+    if let Some(next) = next_qemu() {
+        lab.dewar(&["upgrade", "g", "--qemu", &next.display().to_string()]).done();
+        let jobs = || status(&lab, "g").map_or(0, |it| it["jobs"].as_u64().unwrap_or(0));
+        wait_until("the next QEMU's vCPUs", SOON, || vcpus(&lab).len() == 2);
+        wait_until("its heartbeats", SOON, || jobs() > 5);
+        assert_ne!(lab.pid("g"), Some(pid));
+        guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    } else {
+        println!("SKIPPED the next QEMU's vCPUs: there is no second QEMU ('make next-qemu')");
+    }
+    guest.console.ask("verify").expect("consistent");
+    release(&lab, "g");
+    let pid = lab.pid("g").expect("pid");
+    assert!(threads_of(pid).into_iter().all(|task| scheduling(task) == Scheduling::ordinary(0)));
+
+    lab.dewar(&["qos", "g", "--target", "10/s", "--max", "70%", "--detach"]).done();
+    let controller = controller(&lab, "g");
+    lab.crash("g");
+    wait_while_alive(controller);
+    assert!(status(&lab, "g").is_none());
+    // Restored under another name it has a port of its own.
+    lab.restore(&mut guest, &["g", "--as", "h"]).expect("restored");
+    lab.wait_for_memory("h");
+    lab.dewar(&["qos", "h", "--target", "10/s", "--max", "70%", "--detach"]).done();
+    wait_until("heartbeats", SOON, || status(&lab, "h").is_some_and(|it| it["heard"] == true));
+}
+
+#[test]
+fn a_guest_without_a_port_is_refused() {
+    let lab = common::lab();
+    lab.run("g", &GuestSpec::default()).expect("guest");
+    let refused = lab.dewar(&["qos", "g", "--target", "30/s"]);
+    refused.failed(4, &["has no port for heartbeats", "dewar run --qos"]);
+    lab.dewar(&["qos", "h", "--target", "30/s"]).failed(3, &["no guest"]);
+    lab.dewar(&["qos", "g", "--target", "fast"]).failed(2, &["a rate is such as 30/s"]);
+}
