@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade fuzz install clean
+.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
 	@echo "make bench-upgrade     measure upgrade, freeze and thaw beside stock QEMU and a boot"
+	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, its man pages and completions into /usr/local"
 
 setup:
@@ -65,11 +66,17 @@ bench-upgrade: guest next-qemu
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-upgrade target/release/dewar $(BENCH_OUT)/upgrade.json $(BENCH_ARGS)
 
+bench-qos: guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-qos target/release/dewar $(BENCH_OUT)/qos.json $(BENCH_ARGS)
+
 fuzz:
 	scripts/fuzz.sh
 
-install: setup
+install: guest
 	cargo build --release -q -p dewar-cli
+	install -D -m 755 .cache/guest/root/bin/dewar-beat $(DESTDIR)/usr/local/bin/dewar-beat
 	install -D -m 755 target/release/dewar $(DESTDIR)/usr/local/bin/dewar
 	target/release/dewar man $(DESTDIR)/usr/local/share/man/man1
 	install -d $(DESTDIR)/usr/local/share/bash-completion/completions

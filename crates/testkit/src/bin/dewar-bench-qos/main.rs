@@ -1,0 +1,101 @@
+//! `make bench-qos`: the experiment of the paper on Co-SEDF, in a guest and as a
+//! plain process: so many MD5 hashes a second, of a block that grows, beside programs
+//! that take all CPU time that they can get.
+//!
+//! usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest]
+//!     [--loads ramp,steps,film] [--repeats N] [--hogs N]
+
+#![forbid(unsafe_code)]
+
+mod checkpoints;
+mod load;
+mod picture;
+mod report;
+mod run;
+mod way;
+
+use anyhow::{Context, Result};
+use checkpoints::Checkpoints;
+use dewar_testkit::{Hogs, Lab};
+use load::{Load, LoadKind};
+use report::Row;
+use run::{Bench, SubjectKind};
+use std::path::PathBuf;
+use way::Way;
+
+struct Plan {
+    dewar: PathBuf,
+    out: PathBuf,
+    subjects: Vec<SubjectKind>,
+    loads: Vec<LoadKind>,
+    repeats: usize,
+    hogs: usize,
+}
+
+fn main() -> Result<()> {
+    let plan = plan()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for subject in &plan.subjects {
+        let lab = Lab::new(&plan.dewar)?;
+        let mut bench = Bench::new(&lab, *subject)?;
+        println!("{}: a hash of 1 MB takes {:.2} ms", subject.name(), bench.ms_per_mb());
+        for kind in &plan.loads {
+            let load = Load::new(*kind, *subject, bench.ms_per_mb());
+            let hogs = Hogs::start(if kind.has_hogs() { plan.hogs } else { 0 })?;
+            let checkpoints = match kind {
+                LoadKind::Checkpoints => Some(Checkpoints::start(&lab)?),
+                _ => None,
+            };
+            for _ in 0..plan.repeats {
+                for way in Way::all(*kind) {
+                    let row = bench.measure(&load, &way, &hogs)?;
+                    row.print();
+                    rows.push(row);
+                }
+            }
+            drop((hogs, checkpoints));
+            report::add_oracles(&mut rows, *subject, *kind);
+            report::save(&plan.out, &rows)?;
+            let picture =
+                plan.out.with_file_name(format!("qos-{}-{}.svg", subject.name(), kind.name()));
+            std::fs::write(&picture, picture::draw(&rows, *subject, *kind))?;
+            println!("drawn in {}", picture.display());
+        }
+    }
+    report::print_targets(&rows);
+    println!("\nwritten to {}", plan.out.display());
+    Ok(())
+}
+
+fn plan() -> Result<Plan> {
+    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film] [--repeats N] [--hogs N]";
+    let mut words = std::env::args().skip(1);
+    let mut plan = Plan {
+        dewar: std::fs::canonicalize(words.next().context(usage)?)?,
+        out: words.next().context(usage)?.into(),
+        subjects: SubjectKind::ALL.to_vec(),
+        loads: LoadKind::ALL.to_vec(),
+        repeats: 1,
+        hogs: 6,
+    };
+    while let Some(flag) = words.next() {
+        let value = words.next().context(usage)?;
+        let list = || value.split(',');
+        match flag.as_str() {
+            "--subjects" => {
+                plan.subjects = SubjectKind::ALL
+                    .into_iter()
+                    .filter(|it| list().any(|w| w == it.name()))
+                    .collect();
+            }
+            "--loads" => {
+                plan.loads =
+                    LoadKind::ALL.into_iter().filter(|it| list().any(|w| w == it.name())).collect();
+            }
+            "--repeats" => plan.repeats = value.parse()?,
+            "--hogs" => plan.hogs = value.parse()?,
+            _ => anyhow::bail!(usage),
+        }
+    }
+    Ok(plan)
+}

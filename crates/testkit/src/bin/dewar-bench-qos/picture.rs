@@ -1,0 +1,87 @@
+//! Misses in each second and the reservation over time, one strip for each way.
+
+use crate::load::LoadKind;
+use crate::report::Row;
+use crate::run::SubjectKind;
+use std::fmt::Write;
+
+const WIDTH: f64 = 860.0;
+const LEFT: f64 = 50.0;
+const STRIP: f64 = 120.0;
+const GAP: f64 = 46.0;
+
+/// The rows of a subject and a load as SVG.
+pub fn draw(rows: &[Row], subject: SubjectKind, load: LoadKind) -> String {
+    let rows: Vec<&Row> =
+        rows.iter().filter(|row| row.subject == subject && row.load == load).collect();
+    let height = 40.0 + rows.len() as f64 * (STRIP + GAP);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\
+         <text x=\"{LEFT}\" y=\"20\" font-size=\"15\">{}, {}: reserved CPU (line), the least that \
+         would do (grey), jobs missed in each second (bars)</text>",
+        subject.name(),
+        load.name()
+    );
+    for (nth, row) in rows.into_iter().enumerate() {
+        strip(&mut out, row, 40.0 + nth as f64 * (STRIP + GAP));
+    }
+    out + "</svg>\n"
+}
+
+fn strip(out: &mut String, row: &Row, top: f64) {
+    let seconds = row.seconds.len() as f64;
+    let x = |second: f64| LEFT + second / seconds * (WIDTH - LEFT - 20.0);
+    let y = |share: f64| top + 20.0 + STRIP * (1.0 - share.min(1.0));
+    // Writing to a string does not fail.
+    let _ = write!(
+        out,
+        "<text x=\"{LEFT}\" y=\"{}\">{}: {:.1} % missed, {:.1} % reserved ({:.2} of the least)</text>",
+        top + 12.0,
+        row.way.name(),
+        100.0 * row.missed(),
+        100.0 * row.reserved(),
+        row.over_oracle()
+    );
+    for (share, text) in [(0.0, "0"), (0.5, "50 %"), (1.0, "100 %")] {
+        let _ = write!(
+            out,
+            "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{1}\" y2=\"{1}\" stroke=\"#ddd\"/>\
+             <text x=\"{2}\" y=\"{3}\" text-anchor=\"end\" fill=\"#666\">{text}</text>",
+            x(seconds),
+            y(share),
+            LEFT - 6.0,
+            y(share) + 4.0
+        );
+    }
+    let mut least = String::new();
+    for (second, share) in row.oracle.iter().enumerate() {
+        let _ = write!(
+            least,
+            "{:.1},{:.1} {:.1},{1:.1} ",
+            x(second as f64),
+            y(*share),
+            x(second as f64 + 1.0)
+        );
+    }
+    for (second, (jobs, missed)) in row.seconds.iter().enumerate().filter(|(_, it)| it.1 > 0) {
+        let share = *missed as f64 / (*jobs).max(1) as f64;
+        let _ = write!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#d9534f\" \
+             fill-opacity=\"0.55\"/>",
+            x(second as f64) + 1.0,
+            y(share),
+            x(1.0) - x(0.0) - 2.0,
+            y(0.0) - y(share)
+        );
+    }
+    let line: String =
+        row.shares.iter().map(|(at, share)| format!("{:.1},{:.1} ", x(*at), y(*share))).collect();
+    let _ = write!(
+        out,
+        "<polyline points=\"{least}\" fill=\"none\" stroke=\"#999\" stroke-width=\"3\"/>\
+         <polyline points=\"{line}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>"
+    );
+}

@@ -1,0 +1,219 @@
+//! What a run gave, the oracle beside it, and what was to be reached.
+
+use crate::load::{Load, LoadKind, PERIOD_MS, RATE};
+use crate::run::SubjectKind;
+use crate::way::Way;
+use anyhow::Result;
+use dewar_testkit::LoggedJob;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Jobs at the beginning that are not counted: a way must first be in force.
+const BEGINNING: u64 = 30;
+/// So many jobs in a row that meet their deadlines: it has settled.
+const IN_A_ROW: u64 = 5;
+
+pub struct Row {
+    pub subject: SubjectKind,
+    pub load: LoadKind,
+    pub way: Way,
+    /// Jobs and misses of each second.
+    pub seconds: Vec<(u64, u64)>,
+    /// The reservation over time: seconds and CPUs.
+    pub shares: Vec<(f64, f64)>,
+    /// For every second the smallest reservation that meets its deadlines.
+    pub oracle: Vec<f64>,
+    jobs: Vec<LoggedJob>,
+    starts: Vec<u64>,
+    hogs_had: f64,
+    elapsed: f64,
+}
+
+impl Row {
+    pub fn new(
+        subject: SubjectKind,
+        load: &Load,
+        way: &Way,
+        jobs: Vec<LoggedJob>,
+        shares: Vec<(f64, f64)>,
+        hogs_had: f64,
+        elapsed: f64,
+    ) -> Self {
+        let mut seconds = vec![(0, 0); load.seconds().ceil() as usize];
+        for job in &jobs {
+            if let Some(second) = seconds.get_mut((job.number as f64 / RATE) as usize) {
+                second.0 += 1;
+                second.1 += u64::from(missed(job));
+            }
+        }
+        let mut starts = vec![0];
+        if load.kind != LoadKind::Film {
+            let mut at = 0.0;
+            for (length, _) in &load.steps {
+                at += (length * RATE).round();
+                starts.push(at as u64);
+            }
+        }
+        let shares = shares.into_iter().filter(|(at, _)| *at < load.seconds()).collect();
+        Self {
+            subject,
+            load: load.kind,
+            way: way.clone(),
+            seconds,
+            shares,
+            oracle: Vec::new(),
+            jobs,
+            starts,
+            hogs_had,
+            elapsed,
+        }
+    }
+
+    fn counted(&self) -> impl Iterator<Item = &LoggedJob> {
+        self.jobs.iter().filter(|job| job.number >= BEGINNING)
+    }
+
+    /// The share of jobs that missed.
+    pub fn missed(&self) -> f64 {
+        let misses = self.counted().filter(|job| missed(job)).count();
+        misses as f64 / self.counted().count().max(1) as f64
+    }
+
+    /// Misses a second or more after a step, of all.
+    fn missed_late(&self) -> usize {
+        let since_step = |job: &LoggedJob| {
+            let start = self.starts.iter().rev().find(|start| **start <= job.number);
+            job.number - start.copied().unwrap_or(0)
+        };
+        self.counted().filter(|job| missed(job) && since_step(job) as f64 >= RATE).count()
+    }
+
+    /// Jobs after a step until so many in a row meet their deadlines, the worst of all
+    /// steps.
+    fn settling(&self) -> u64 {
+        let met = |number: u64| {
+            self.jobs.get(number as usize).is_none_or(|job| number < BEGINNING || !missed(job))
+        };
+        let settled = |start: &u64| {
+            (*start..).find(|from| (*from..from + IN_A_ROW).all(met)).unwrap_or(*start) - start
+        };
+        self.starts.iter().map(settled).max().unwrap_or(0)
+    }
+
+    /// The reservation on average, in CPUs.
+    pub fn reserved(&self) -> f64 {
+        let counted = || self.shares.iter().filter(|(at, _)| *at * RATE >= BEGINNING as f64);
+        counted().map(|(_, share)| share).sum::<f64>() / counted().count().max(1) as f64
+    }
+
+    /// The same over that of the oracle.
+    pub fn over_oracle(&self) -> f64 {
+        let oracle = self.oracle.iter().skip(1);
+        self.reserved() / (oracle.clone().sum::<f64>() / oracle.count().max(1) as f64)
+    }
+
+    /// What the hogs had, of what the task's own need leaves of two CPUs.
+    fn hogs_share(&self) -> f64 {
+        let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+        let need: f64 = self.oracle.iter().sum();
+        self.hogs_had / (cpus * self.elapsed - need)
+    }
+
+    pub fn print(&self) {
+        println!(
+            "{:<8} {:<6} {:<34} missed {:>5.1} %  reserved {:>5.1} %",
+            self.subject.name(),
+            self.load.name(),
+            self.way.name(),
+            100.0 * self.missed(),
+            100.0 * self.reserved(),
+        );
+    }
+}
+
+fn missed(job: &LoggedJob) -> bool {
+    job.response_us as f64 > PERIOD_MS * 1e3
+}
+
+/// Gives the rows of a load their oracle. A reservation whose periods begin with the
+/// jobs meets every deadline of a second if it is as large as the largest job: one
+/// that began late would be late. What the jobs took is known from the run with the
+/// reservation for the peak.
+pub fn add_oracles(rows: &mut [Row], subject: SubjectKind, load: LoadKind) {
+    let of = |row: &Row| row.subject == subject && row.load == load;
+    let Some(peak) = rows.iter().find(|row| of(row) && row.way == Way::Peak) else { return };
+    let mut oracle = vec![0.0_f64; peak.seconds.len()];
+    for job in &peak.jobs {
+        if let Some(second) = oracle.get_mut((job.number as f64 / RATE) as usize) {
+            *second = second.max(job.cpu_us as f64 / 1e3 / PERIOD_MS);
+        }
+    }
+    rows.iter_mut().filter(|row| of(row)).for_each(|row| row.oracle = oracle.clone());
+}
+
+pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    let rows: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "subject": row.subject.name(), "load": row.load.name(), "way": row.way.name(),
+                "missed": row.missed(), "missed_a_second_after_a_step": row.missed_late(),
+                "settling_periods": row.settling(), "reserved_cpus": row.reserved(),
+                "over_oracle": row.over_oracle(), "hogs_share": row.hogs_share(),
+                "misses_by_second": row.seconds.iter().map(|it| it.1).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    std::fs::write(path, serde_json::to_string_pretty(&json!({"rows": rows}))? + "\n")?;
+    Ok(())
+}
+
+pub fn print_targets(rows: &[Row]) {
+    let verdict = |reached: bool| if reached { "reached" } else { "NOT reached" };
+    println!();
+    for row in rows.iter().filter(|row| row.load.has_hogs() && row.load != LoadKind::Film) {
+        let Way::Dewar("dewar", words) = &row.way else { continue };
+        if !words.is_empty() {
+            continue;
+        }
+        let (missed, late, settling) = (row.missed(), row.missed_late(), row.settling());
+        let (over, hogs) = (row.over_oracle(), row.hogs_share());
+        println!("{}, {}:", row.subject.name(), row.load.name());
+        println!("  misses {:.2} % (at most 1): {}", missed * 100.0, verdict(missed <= 0.01));
+        println!("  a second after a step {late} (none): {}", verdict(late == 0));
+        println!("  settled within {settling} periods (at most 5): {}", verdict(settling <= 5));
+        println!("  reserved {over:.2} of the oracle's (at most 1.15): {}", verdict(over <= 1.15));
+        println!("  hogs had {hogs:.3} of the rest (at least 0.95): {}", verdict(hogs >= 0.95));
+    }
+    for row in rows.iter().filter(|row| !row.load.has_hogs()) {
+        let Way::Dewar(..) = &row.way else { continue };
+        let (name, missed) = (row.load.name(), row.missed() * 100.0);
+        println!("{}, {name}: misses {missed:.2} %", row.subject.name());
+    }
+    let film = |name: &str| {
+        let of = move |row: &&Row| {
+            row.load == LoadKind::Film && matches!(&row.way, Way::Dewar(it, _) if *it == name)
+        };
+        rows.iter()
+            .filter(of)
+            .map(|row| (row.subject, row.reserved(), row.missed()))
+            .collect::<Vec<_>>()
+    };
+    // A point is beaten by one that has fewer misses for no more CPU time.
+    let ours = film("dewar");
+    for (subject, reserved, missed) in film("stepwise") {
+        let better = |it: &&(SubjectKind, f64, f64)| {
+            it.0 == subject && it.1 <= reserved * 1.005 && it.2 <= missed
+        };
+        println!(
+            "{}, film: stepwise reserves {:.1} % and misses {:.2} %: below it is {}",
+            subject.name(),
+            reserved * 100.0,
+            missed * 100.0,
+            match ours.iter().find(better) {
+                Some((_, r, m)) => format!("{:.1} %, {:.2} %", r * 100.0, m * 100.0),
+                None => "none of ours".to_owned(),
+            }
+        );
+    }
+}
