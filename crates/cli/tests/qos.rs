@@ -13,9 +13,18 @@ use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(10);
+/// `SCHED_FIFO`, by its number.
+const FIFO: u32 = 1;
+
+/// What can be promised is one for the whole machine: one test at a time.
+fn alone() -> (MutexGuard<'static, ()>, Lab) {
+    static ONE: Mutex<()> = Mutex::new(());
+    (ONE.lock().unwrap_or_else(|locked| locked.into_inner()), common::lab())
+}
 
 fn main_thread(pid: i32) -> Task {
     Task { process: pid, thread: pid }
@@ -76,7 +85,7 @@ fn keeper_of(controller: i32) -> i32 {
 
 #[test]
 fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     let _hogs = Hogs::start(4).expect("hogs");
     let port = lab.root().join("qos/p.sock");
     let (low, high) = (3_000_000, 9_000_000);
@@ -120,8 +129,61 @@ fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
 }
 
 #[test]
+fn a_job_that_is_larger_than_any_before_is_let_run_on_for_a_while() {
+    let (_alone, lab) = alone();
+    let _hogs = Hogs::start(4).expect("hogs");
+    let port = lab.root().join("qos/p.sock");
+    let log = lab.path().join("log");
+    let steps = [(2.0, 2_000_000), (1.0, 5_000_000), (1.0, 8_000_000), (2.0, 2_000_000)];
+    let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");
+    let pid = task.pid().to_string();
+    let serving = lab
+        .command(&["qos", "p", "--pid", &pid, "--target", "30/s"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("qos");
+    let mut longest = Duration::ZERO;
+    let mut since: Option<Instant> = None;
+    while let Ok(how) = main_thread(task.pid()).scheduling() {
+        let now = Instant::now();
+        since = (how.policy == FIFO).then(|| since.unwrap_or(now));
+        longest = longest.max(since.map_or(Duration::ZERO, |since| now - since));
+        std::thread::sleep(Duration::from_micros(500));
+        if !is_alive(task.pid()) {
+            break;
+        }
+    }
+    drop(task.finish().expect("jobs"));
+    let told = serving.wait_with_output().expect("end").stdout;
+    let told: Value = serde_json::from_slice(&told).expect("one object");
+    println!("let run on {} times, for {longest:?} at most", told["rescued"]);
+    assert!(told["rescued"].as_u64() >= Some(1), "{told}");
+    // 80 % of a period, and what it takes to see the end.
+    assert!(longest < Duration::from_millis(60), "{longest:?}");
+}
+
+#[test]
+fn two_reservations_of_one_thread_are_refused() {
+    let (_alone, lab) = alone();
+    let sleeper = Sleeper::new();
+    qos(&lab, "one", sleeper.pid(), &[]).done();
+    qos(&lab, "two", sleeper.pid(), &[]).failed(1, &["another 'dewar qos'"]);
+    // The first still hears.
+    let mut port = UnixStream::connect(lab.root().join("qos/one.sock")).expect("port");
+    qos(&lab, "one", sleeper.pid(), &[]).failed(1, &["another 'dewar qos'"]);
+    writeln!(port, "job 1 missed 5").expect("tell");
+    drop(UnixStream::connect(lab.root().join("qos/one.sock")).expect("still there"));
+    wait_until("a heartbeat", SOON, || status(&lab, "one").expect("listed")["jobs"] == 1);
+    release(&lab, "one");
+    assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
+    lab.dewar(&["qos", "nobody", "--target", "1/s", "--detach"]).failed(3, &["no guest"]);
+    let odd = qos(&lab, "p", sleeper.pid(), &["--patience", "3"]);
+    odd.failed(1, &["--law stepwise"]);
+}
+
+#[test]
 fn who_does_not_fit_is_refused_and_told_what_would() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     let (one, two, three) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
     let limit = lab.dewar(&["qos", "--status"]).json()["limit_cpus"].as_f64().expect("limit");
     // All that can be promised but a quarter of a CPU.
@@ -155,7 +217,7 @@ fn who_does_not_fit_is_refused_and_told_what_would() {
 
 #[test]
 fn whoever_is_killed_the_threads_are_given_back() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     let sleeper = Sleeper::new();
     let thread = main_thread(sleeper.pid());
     thread.schedule(Scheduling::ordinary(3)).expect("nice");
@@ -188,9 +250,11 @@ fn whoever_is_killed_the_threads_are_given_back() {
 
 #[test]
 fn a_guest_that_lies_or_floods_hurts_only_itself() {
-    let lab = common::lab();
-    let sleeper = Sleeper::new();
-    qos(&lab, "p", sleeper.pid(), &["--max", "40%", "--min", "10%"]).done();
+    let (_alone, lab) = alone();
+    // Busy all the time: it would use whatever it got.
+    let hog = Hogs::start(1).expect("hog");
+    let thread = main_thread(hog.pids()[0]);
+    qos(&lab, "p", thread.process, &["--max", "40%", "--min", "10%"]).done();
     let mut port = UnixStream::connect(lab.root().join("qos/p.sock")).expect("port");
     // All is missed, by ages; then nonsense; then far too much.
     for number in 0..30u64 {
@@ -199,7 +263,20 @@ fn a_guest_that_lies_or_floods_hurts_only_itself() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let max = Duration::from_micros(13_334);
-    assert!(runtime(main_thread(sleeper.pid())).is_some_and(|it| it <= max));
+    let at_most = |max: Duration| match scheduling(thread).reservation {
+        Some(it) => it.runtime <= max,
+        // Let run on, within the same bound.
+        None => scheduling(thread).policy == FIFO,
+    };
+    assert!(at_most(max));
+    let ran = || thread.ran().expect("running");
+    let (before, began) = (ran(), Instant::now());
+    for number in 0..60 {
+        writeln!(port, "job {number} missed 1").expect("tell");
+        std::thread::sleep(Duration::from_millis(33));
+    }
+    let share = (ran() - before).div_duration_f64(began.elapsed());
+    println!("the guest used {:.1} % of a CPU, of 40 at most", share * 100.0);
     writeln!(port, "job 31 met {}", u64::MAX).expect("tell");
     port.write_all(&[0xff; 5000]).expect("tell");
     port.set_nonblocking(true).expect("nonblocking");
@@ -217,13 +294,14 @@ fn a_guest_that_lies_or_floods_hurts_only_itself() {
     });
     let told = status(&lab, "p").expect("listed");
     assert!(told["jobs"].as_u64() < Some(800), "{told}");
-    assert!(runtime(main_thread(sleeper.pid())).is_some_and(|it| it <= max));
+    assert!(at_most(max));
     release(&lab, "p");
+    assert_eq!(scheduling(thread), Scheduling::ordinary(0));
 }
 
 #[test]
 fn without_deadlines_the_weight_of_a_group_does() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     let sleeper = Sleeper::new();
     let group = || {
         let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", sleeper.pid()));
@@ -261,12 +339,15 @@ fn hashing_guest(lab: &Lab) -> TestGuest {
 
 fn vcpus(lab: &Lab) -> Vec<Task> {
     let pid = lab.pid("g").expect("pid");
-    threads_of(pid).into_iter().filter(|task| runtime(*task).is_some()).collect()
+    let is_held = |task: &Task| {
+        task.scheduling().is_ok_and(|how| how.reservation.is_some() || how.policy == FIFO)
+    };
+    threads_of(pid).into_iter().filter(is_held).collect()
 }
 
 #[test]
 fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     let _hogs = Hogs::start(3).expect("hogs");
     let mut guest = hashing_guest(&lab);
     lab.dewar(&["qos", "g", "--target", "10/s", "--max", "70%", "--detach"]).done();
@@ -314,7 +395,7 @@ fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
 
 #[test]
 fn a_guest_without_a_port_is_refused() {
-    let lab = common::lab();
+    let (_alone, lab) = alone();
     lab.run("g", &GuestSpec::default()).expect("guest");
     let refused = lab.dewar(&["qos", "g", "--target", "30/s"]);
     refused.failed(4, &["has no port for heartbeats", "dewar run --qos"]);

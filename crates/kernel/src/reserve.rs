@@ -158,16 +158,22 @@ impl Task {
 
     /// The CPU time that it has had; `None` where it has ended.
     pub fn ran(self) -> Option<Duration> {
-        let path = format!("/proc/{}/task/{}/schedstat", self.process, self.thread);
-        let stat = fs::read_to_string(path).ok()?;
+        let stat = fs::read_to_string(self.file("schedstat")).ok()?;
         stat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+    }
+
+    /// When it was made, in clock ticks from boot (`/proc/PID/task/TID/stat`, field 22):
+    /// tells it from a later one with its number. `None` where it has ended.
+    pub fn started(self) -> Option<u64> {
+        let stat = fs::read_to_string(self.file("stat")).ok()?;
+        let (_, rest) = stat.rsplit_once(") ")?;
+        rest.split(' ').nth(19)?.parse().ok()
     }
 
     /// Whether it runs or wants to, rather than wait for something; one that has
     /// used up its reservation does.
     pub fn is_runnable(self) -> bool {
-        let path = format!("/proc/{}/task/{}/stat", self.process, self.thread);
-        let stat = fs::read_to_string(path).unwrap_or_default();
+        let stat = fs::read_to_string(self.file("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
     }
 
@@ -187,6 +193,10 @@ impl Task {
             return Err(KernelError::last("sched_setattr", self.describe()));
         }
         Ok(())
+    }
+
+    fn file(self, name: &str) -> String {
+        format!("/proc/{}/task/{}/{name}", self.process, self.thread)
     }
 
     fn describe(self) -> String {
@@ -212,13 +222,24 @@ pub fn deadline_limit() -> f64 {
     let read = |name: &str| -> Option<f64> {
         fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?.trim().parse().ok()
     };
-    let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+    let cpus = f64::from(online_cpus());
     let share = match (read("sched_rt_runtime_us"), read("sched_rt_period_us")) {
         (Some(runtime), Some(period)) if runtime >= 0.0 && period > 0.0 => runtime / period,
         _ => 1.0,
     };
     let kept = if kernel_at_least(6, 12) { 0.05 } else { 0.0 };
     cpus * (share - kept)
+}
+
+/// The CPUs of the machine, whichever of them this process may use
+/// (Documentation/ABI/testing/sysfs-devices-system-cpu).
+fn online_cpus() -> u32 {
+    let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.trim().split(',').filter_map(count).sum::<u32>().max(1)
 }
 
 fn kernel_at_least(major: u32, minor: u32) -> bool {

@@ -21,10 +21,13 @@
 
 mod threads;
 
-use crate::hold::{Answer, saved};
+use crate::hold::Answer;
 use crate::law::{Bounds, Demand, Job, Law, Stepwise};
+use crate::ledger::BY_WEIGHT;
 use crate::weight::Group;
-use crate::{Entry, Heartbeats, Hold, Ledger, Means, Owner, Promise, QosError, Seen};
+use crate::{
+    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, SavedTask, Seen,
+};
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,6 +46,11 @@ const LOOK: Duration = Duration::from_millis(100);
 const PEEK: Duration = Duration::from_micros(500);
 /// As many jobs at most are counted together.
 const TOGETHER: u32 = 4;
+/// A thread that had so much of its promise, and wants more, has had all: the kernel
+/// takes off what it overran before.
+const NEARLY_ALL: f64 = 0.75;
+/// The kernel takes no runtime below 1,024 ns.
+const LEAST_RUNTIME: Duration = Duration::from_micros(10);
 /// Further ahead no release is believed, in periods.
 const FAR: u32 = 4;
 
@@ -51,12 +59,24 @@ const FAR: u32 = 4;
 pub struct Target {
     /// How much.
     pub promise: Promise,
-    /// Whether by the paper's law.
-    pub stepwise: bool,
+    /// How it is found.
+    pub law: LawKind,
     /// By what.
     pub means: Means,
     /// Whether more may be promised than there is.
     pub overcommit: bool,
+}
+
+/// Which law.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LawKind {
+    /// [`Demand`].
+    Demand,
+    /// [`Stepwise`].
+    Stepwise {
+        /// Jobs without a miss after which it steps down; a second's by default.
+        patience: Option<u32>,
+    },
 }
 
 /// Why a controller ended.
@@ -85,6 +105,8 @@ pub struct Controller {
     told: Instant,
     /// Jobs and misses since then.
     since_told: (u64, u64),
+    /// When a rescue ends.
+    tend: Option<Instant>,
 }
 
 /// What is known of a thread's run time.
@@ -99,17 +121,12 @@ struct Counted {
 
 /// The job that is under way or will be.
 struct NextJob {
-    release: Instant,
+    /// When it can begin.
+    from: Instant,
+    /// Its deadline.
+    deadline: Instant,
     /// When to look at the threads.
     look: Option<Instant>,
-    /// For each thread, until when it is rescued, and when it may be again.
-    rescue: Vec<Rescue>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Rescue {
-    until: Option<Instant>,
-    not_before: Option<Instant>,
 }
 
 impl Controller {
@@ -121,11 +138,11 @@ impl Controller {
         ledger: Ledger,
         subject: Subject,
         target: Target,
-        heartbeats: Heartbeats,
+        port: Port,
     ) -> Result<Self, QosError> {
         let process = ProcessHandle::open(Pid(subject.process.pid))?;
         let mut busy = Busy::default();
-        let tasks = subject.first_tasks(&mut busy, target.promise.threads);
+        let tasks = subject.first_tasks(&mut busy, target.promise.threads, target.promise.period());
         let helpers = subject.helpers(&tasks);
         let by_weight = target.means == Means::Weight;
         let plan = || Group::plan(subject.process.pid, &subject.name);
@@ -134,24 +151,29 @@ impl Controller {
             let cause = std::io::Error::other("it cannot be read");
             KernelError::new("look at", "/proc/self", cause)
         })?;
-        let entry = Entry {
+        let mut entry = Entry {
             name: subject.name.clone(),
             process: subject.process,
             controller: own,
             promise: target.promise,
-            law: if target.stepwise { "stepwise" } else { "demand" }.to_owned(),
-            by: if by_weight { "weight" } else { "deadline" }.to_owned(),
-            saved: saved(&tasks, &helpers),
+            law: target.law.name().to_owned(),
+            by: if by_weight { BY_WEIGHT } else { "deadline" }.to_owned(),
+            saved: Vec::new(),
             helpers_nice: subject.helpers_nice(),
             group: group.clone(),
             seen: Seen::default(),
         };
-        ledger.admit(&entry, target.overcommit)?;
-        let take = || -> Result<Hold, QosError> {
-            group.as_ref().map_or(Ok(()), Group::make)?;
-            Hold::take(&tasks, &helpers, &target.promise, target.means, group.clone())
+        let all: Vec<Task> = tasks.iter().chain(&helpers).copied().collect();
+        ledger.admit(&mut entry, &all, target.overcommit)?;
+        let take = || -> Result<(Heartbeats, Hold), QosError> {
+            // Only now: somebody else may have listened there.
+            let heartbeats = Heartbeats::new(port, target.promise.rate)?;
+            group.as_ref().map_or(Ok(()), |group| group.make(&subject.processes()))?;
+            let means = target.means;
+            let hold = Hold::take(&tasks, &helpers, &target.promise, means, group.clone())?;
+            Ok((heartbeats, hold))
         };
-        let hold = take().inspect_err(|_| ledger.release(&entry))?;
+        let (heartbeats, hold) = take().inspect_err(|_| ledger.release(&entry))?;
         let now = Instant::now();
         let mut controller = Self {
             ledger,
@@ -167,6 +189,7 @@ impl Controller {
             target,
             told: now,
             since_told: (0, 0),
+            tend: None,
         };
         tasks.iter().for_each(|task| controller.expect(*task));
         for index in 0..tasks.len() {
@@ -202,7 +225,9 @@ impl Controller {
                 std::thread::sleep(SETTLES);
                 self.learn(&ends)?;
             }
-            self.look_after(Instant::now())?;
+            let now = Instant::now();
+            self.tend = self.hold.tend(now)?;
+            self.look_after(now);
             if self.told.elapsed() >= TELL {
                 self.tell()?;
                 told(&self.entry);
@@ -214,10 +239,14 @@ impl Controller {
     fn expect(&mut self, task: Task) {
         let Promise { min, max, miss, .. } = self.target.promise;
         let period = self.target.promise.period();
-        let bounds = Bounds { period, min: period.mul_f64(min), max: period.mul_f64(max) };
-        let law: Box<dyn Law> = match self.target.stepwise {
-            true => Box::new(Stepwise::new(bounds)),
-            false => Box::new(Demand::new(bounds, miss)),
+        let share = |share: f64| period.mul_f64(share).max(LEAST_RUNTIME);
+        let bounds = Bounds { period, min: share(min), max: share(max) };
+        let law: Box<dyn Law> = match self.target.law {
+            LawKind::Demand => Box::new(Demand::new(bounds, miss)),
+            LawKind::Stepwise { patience: None } => Box::new(Stepwise::new(bounds)),
+            LawKind::Stepwise { patience: Some(jobs) } => {
+                Box::new(Stepwise::with_patience(bounds, jobs))
+            }
         };
         self.laws.push(law);
         let ran = task.ran().unwrap_or_default();
@@ -229,8 +258,9 @@ impl Controller {
         let now = Instant::now();
         let until = |at: Instant| at.saturating_duration_since(now);
         let mut timeout = TELL.saturating_sub(self.told.elapsed());
-        if let Some(look) = self.next.as_ref().and_then(|next| next.look) {
-            timeout = timeout.min(until(look));
+        let look = self.next.as_ref().and_then(|next| next.look);
+        for at in [look, self.tend].into_iter().flatten() {
+            timeout = timeout.min(until(at));
         }
         let sources = self.heartbeats.sources();
         if !self.heartbeats.is_connected() || sources.is_empty() {
@@ -274,10 +304,10 @@ impl Controller {
             let (jobs, elapsed) = (counted.jobs, (now - counted.at) / counted.jobs);
             let is_exact = !task.is_runnable() || jobs >= TOGETHER;
             let demand = is_exact.then(|| ran.saturating_sub(counted.ran) / jobs);
+            let rescued = is_exact && self.hold.was_rescued(index);
             if is_exact {
                 *counted = Counted { ran, at: now, jobs: 0 };
             }
-            let rescued = self.hold.is_rescued(index);
             for end in ends {
                 let (met, late) = match end {
                     End::Met(_) => (true, None),
@@ -299,61 +329,50 @@ impl Controller {
         Ok(())
     }
 
-    /// When the next job is released: at the deadline of the one before.
+    /// The next job: it is released at the deadline of the one before.
     fn next_job(&self, end: End, now: Instant) -> Option<NextJob> {
         let period = self.target.promise.period();
         let release = match end {
             End::Met(before) => now + before.min(period * FAR),
             End::Missed(late) => now.checked_sub(late?.min(period * FAR))?,
         };
+        let from = release.max(now);
         let least = (0..self.hold.len()).map(|index| self.hold.runtime(index)).min()?;
-        let look = Some(release.max(now) + least);
-        Some(NextJob { release, look, rescue: vec![Rescue::default(); self.hold.len()] })
+        Some(NextJob { from, deadline: release + period, look: Some(from + least) })
     }
 
-    /// Rescues threads that have used up their promise though their job is not done,
-    /// and ends what rescues have lasted long enough.
-    fn look_after(&mut self, now: Instant) -> Result<(), QosError> {
-        let Some(next) = &mut self.next else { return Ok(()) };
-        if next.look.is_none_or(|look| now < look) {
-            return Ok(());
+    /// Rescues threads that have had their promise though their job is not done.
+    fn look_after(&mut self, now: Instant) {
+        let Some(next) = &mut self.next else { return };
+        if next.look.is_none_or(|look| now < look) || self.target.law != LawKind::Demand {
+            return;
         }
         let period = self.target.promise.period();
-        let max = period.mul_f64(self.target.promise.max);
+        let peek = PEEK.max(period / 32);
         let mut look: Option<Instant> = None;
         let mut at = |time: Instant| look = Some(look.map_or(time, |look| look.min(time)));
         let tasks: Vec<Task> = self.hold.tasks().collect();
-        for (index, task) in tasks.into_iter().enumerate().take(next.rescue.len()) {
-            let rescue = &mut next.rescue[index];
+        for (index, task) in tasks.into_iter().enumerate() {
             let runtime = self.hold.runtime(index);
-            if let Some(until) = rescue.until {
-                if now < until {
-                    at(until);
-                    continue;
-                }
-                // Where there is no room now there is in a moment.
-                match self.hold.set(index, runtime)? {
-                    Answer::Refused => at(now + PEEK),
-                    _ => rescue.until = None,
-                }
+            let due = next.from + runtime;
+            if now < due {
+                at(due);
+                continue;
             }
-            let room = max.saturating_sub(runtime);
-            if !task.is_runnable() {
-                // Done, or waiting for something.
-                if now < next.release + period {
-                    at(now + PEEK);
+            let had = task.ran().unwrap_or_default().saturating_sub(self.counted[index].ran);
+            // One that has not had it waits for others that have reservations.
+            if task.is_runnable() && had >= runtime.mul_f64(NEARLY_ALL) {
+                if self.hold.rescue(index, now) {
+                    self.entry.seen.rescued += 1;
+                    self.tend = Some(now);
                 }
-            } else if rescue.not_before.is_some_and(|time| now < time) {
                 at(now + period / 8);
-            } else if room > PEEK {
-                self.hold.rescue(index);
-                self.entry.seen.rescued += 1;
-                *rescue = Rescue { until: Some(now + room), not_before: Some(now + period) };
-                at(now + room);
+            } else if now < next.deadline {
+                // Done, or waiting for something.
+                at(now + peek);
             }
         }
-        next.look = look;
-        Ok(())
+        next.look = look.filter(|_| now < next.deadline + period * FAR);
     }
 
     /// Once a second: new threads, and the ledger.
@@ -363,19 +382,35 @@ impl Controller {
         let tasks: Vec<Task> = self.hold.tasks().collect();
         let (used, busiest) = self.subject.busiest(&mut self.busy, elapsed, &tasks);
         let helpers = self.subject.helpers(&tasks);
-        let more = busiest.filter(|_| tasks.len() < self.target.promise.threads);
-        self.entry.saved.extend(saved(more.as_slice(), &[]));
         self.entry.seen.recent = std::mem::take(&mut self.since_told);
         self.entry.seen.reserved = self.hold.share();
         self.entry.seen.used = used;
         self.entry.seen.ignored = self.heartbeats.ignored();
         self.entry.seen.heard = self.entry.seen.recent.0 > 0;
-        // Before they are touched.
-        self.ledger.write(&self.entry)?;
         self.hold.raise_helpers(&helpers);
-        if let Some(task) = more.filter(|task| self.hold.add(*task)) {
+        let has_room = tasks.len() < self.target.promise.threads;
+        if let Some(task) = busiest.filter(|_| has_room) {
+            self.take_also(task)?;
+        } else if !self.hold.any_is_rescued() {
+            // How it fares is for people to read: a full disk takes nothing from the
+            // guest.
+            let _ = self.ledger.write(&self.entry);
+        }
+        Ok(())
+    }
+
+    /// Takes hold of one more thread, unless somebody else has, or the kernel refuses.
+    fn take_also(&mut self, task: Task) -> Result<(), QosError> {
+        let is_taken = self.ledger.entries().iter().any(|entry| entry.has_any(&[task]));
+        let Some(saved) = SavedTask::of(task).filter(|_| !is_taken) else { return Ok(()) };
+        // Written down before it is touched.
+        self.entry.saved.push(saved);
+        self.ledger.write(&self.entry)?;
+        if self.hold.add(task) {
             self.expect(task);
             self.next = None;
+        } else {
+            self.entry.saved.pop();
         }
         Ok(())
     }
@@ -391,6 +426,15 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         self.ledger.release(&self.entry);
+    }
+}
+
+impl LawKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::Stepwise { .. } => "stepwise",
+        }
     }
 }
 

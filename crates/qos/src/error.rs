@@ -21,6 +21,9 @@ pub enum QosError {
     /// No thread can be put under `SCHED_DEADLINE` here.
     #[error("threads cannot be given deadlines here: {0}")]
     NoDeadlines(String),
+    /// The kernel promises CPU time to others than Dewar's guests.
+    #[error("the kernel has promised the CPU time to others: {0}")]
+    Busy(String),
     /// No CPU controller of a control group can be used.
     #[error("control groups cannot be used here: {0}")]
     NoGroups(String),

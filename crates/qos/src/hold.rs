@@ -2,11 +2,23 @@
 //!
 //! How a thread was scheduled before is written down ([`SavedTask`]) before it is
 //! touched; [`give_back`] undoes it from that alone, whoever calls it.
+//!
+//! ```text
+//!                 rescue                     time is up, or the job is done
+//!  Promised ───────────────> Rescued ─────────────────────────────┐
+//!     ▲  ▲                  (SCHED_FIFO)                           │
+//!     │  └───────────────────── there is room ─────────────────────┤
+//!     └────────── there is room ────────── Waiting <── no room ────┘
+//!                                  (ordinary, favoured)
+//! ```
+//!
+//! The kernel keeps the bandwidth of a thread that left `SCHED_DEADLINE` until its
+//! deadline, so there may be no room to come back at once. A rescue ends nevertheless.
 
 use crate::weight::Group;
 use crate::{Entry, Promise, QosError, SavedTask};
 use dewar_kernel::{KernelError, Reservation, Scheduling, Task, threads_of};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a guest's other threads (disks, network, timers) run at meanwhile, so that
 /// a reserved guest does not wait for its own disk behind a hog.
@@ -15,6 +27,10 @@ const HELPERS_NICE: i32 = -10;
 /// a real-time thread. An ordinary one of the highest weight may wait for long where
 /// it comes from another class (seen on 6.18).
 const RESCUE_PRIORITY: u32 = 1;
+/// A shorter one is not worth two changes of the class.
+const SHORTEST_RESCUE: Duration = Duration::from_micros(500);
+/// How often a thread that waits for room is tried again.
+const ROOM_AGAIN: Duration = Duration::from_millis(2);
 
 /// How CPU time is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +58,7 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub struct Hold {
     period: Duration,
+    min: Duration,
     max: Duration,
     means: Means,
     threads: Vec<Held>,
@@ -52,12 +69,18 @@ pub struct Hold {
 struct Held {
     task: Task,
     runtime: Duration,
-    is_rescued: bool,
+    state: State,
+    /// The next rescue comes no sooner.
+    rescue_from: Option<Instant>,
+    /// Whether it was rescued since that was asked last.
+    was_rescued: bool,
 }
 
-/// How a guest's threads were before, for [`crate::Ledger::write`].
-pub(crate) fn saved(reserved: &[Task], helpers: &[Task]) -> Vec<SavedTask> {
-    reserved.iter().chain(helpers).filter_map(|task| SavedTask::of(*task)).collect()
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Promised,
+    Rescued { until: Instant },
+    Waiting { since: Instant },
 }
 
 impl Hold {
@@ -74,11 +97,11 @@ impl Hold {
         group: Option<Group>,
     ) -> Result<Self, QosError> {
         let (period, max) = (promise.period(), promise.period().mul_f64(promise.max));
-        let held = |task: &Task| Held { task: *task, runtime: max, is_rescued: false };
-        let threads = tasks.iter().map(held).collect();
-        let mut hold = Self { period, max, means, threads, group };
+        let threads = tasks.iter().map(|task| Held::new(*task, max)).collect();
+        let min = period.mul_f64(promise.min);
+        let mut hold = Self { period, min, max, means, threads, group };
         for index in 0..hold.threads.len() {
-            hold.begin(index, period.mul_f64(promise.min))?;
+            hold.begin(index)?;
         }
         if hold.means != Means::Weight {
             helpers.iter().for_each(|task| raise(*task));
@@ -87,14 +110,14 @@ impl Hold {
         Ok(hold)
     }
 
-    fn begin(&mut self, index: usize, min: Duration) -> Result<(), QosError> {
+    fn begin(&mut self, index: usize) -> Result<(), QosError> {
         loop {
             let error = match self.put(index) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             let less = self.threads[index].runtime / 2;
-            if error.errno() != Some(errno::EBUSY) || less < min {
+            if error.errno() != Some(errno::EBUSY) || less < self.min {
                 return Err(self.explain(error));
             }
             self.threads[index].runtime = less;
@@ -122,49 +145,112 @@ impl Hold {
     }
 
     /// Promises a thread another runtime, and ends its rescue. Where the kernel
-    /// refuses so much it stays as it was, and one that is rescued is, until there is
-    /// room.
+    /// refuses to raise it, it stays as it was.
     ///
     /// # Errors
     /// Where the kernel fails us otherwise.
     pub(crate) fn set(&mut self, index: usize, runtime: Duration) -> Result<Answer, QosError> {
         let held = &mut self.threads[index];
         let change = runtime.abs_diff(held.runtime).div_duration_f64(self.period);
-        if change < 0.001 && !held.is_rescued {
+        if change < 0.001 && held.state == State::Promised {
             return Ok(Answer::Done);
         }
         let before = std::mem::replace(&mut held.runtime, runtime);
-        if let Err(error) = self.put(index) {
+        let answer = self.promise(index)?;
+        if answer == Answer::Refused && self.threads[index].state == State::Promised {
             self.threads[index].runtime = before;
-            return match error.errno() {
-                Some(errno::EBUSY) => Ok(Answer::Refused),
-                Some(errno::ESRCH) => Ok(Answer::Gone),
-                _ => Err(error.into()),
-            };
         }
-        self.threads[index].is_rescued = false;
         self.weigh()?;
-        Ok(Answer::Done)
+        Ok(answer)
     }
 
-    /// Lets a thread that used up its promise run on, ahead of all ordinary ones. Where
-    /// that may not be it waits for its next period.
-    pub(crate) fn rescue(&mut self, index: usize) {
-        let held = &mut self.threads[index];
-        if matches!(self.means, Means::Deadline { .. }) {
-            held.is_rescued = held.task.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_ok();
+    /// Puts a thread under its promise. One that is not there yet, and may not be,
+    /// waits.
+    fn promise(&mut self, index: usize) -> Result<Answer, QosError> {
+        let Err(error) = self.put(index) else {
+            self.threads[index].state = State::Promised;
+            return Ok(Answer::Done);
+        };
+        match error.errno() {
+            Some(errno::EBUSY) => {}
+            Some(errno::ESRCH) => return Ok(Answer::Gone),
+            _ => return Err(error.into()),
         }
+        let held = &mut self.threads[index];
+        if let State::Rescued { .. } = held.state {
+            // Whatever it was before: it must not stay ahead of all others.
+            let _ = held.task.schedule(Scheduling::ordinary(HELPERS_NICE));
+            held.state = State::Waiting { since: Instant::now() };
+        }
+        Ok(Answer::Refused)
     }
 
-    /// Whether a thread is being rescued.
-    pub(crate) fn is_rescued(&self, index: usize) -> bool {
-        self.threads[index].is_rescued
+    /// Lets a thread that used up its promise run on, ahead of all ordinary ones, for
+    /// what the most that it may have leaves in this period; once in a period. Where
+    /// that may not be it waits for its next. Says whether it is.
+    pub(crate) fn rescue(&mut self, index: usize, now: Instant) -> bool {
+        let room = self.max.saturating_sub(self.threads[index].runtime);
+        let held = &mut self.threads[index];
+        let may = held.state == State::Promised
+            && held.rescue_from.is_none_or(|from| now >= from)
+            && matches!(self.means, Means::Deadline { .. })
+            && room >= SHORTEST_RESCUE;
+        if !may || held.task.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_err() {
+            return false;
+        }
+        held.state = State::Rescued { until: now + room };
+        held.rescue_from = Some(now + self.period);
+        held.was_rescued = true;
+        true
+    }
+
+    /// Ends rescues whose time is up, and brings those back that wait for room. Says
+    /// when to look again.
+    ///
+    /// # Errors
+    /// Where the kernel fails us.
+    pub(crate) fn tend(&mut self, now: Instant) -> Result<Option<Instant>, QosError> {
+        let mut next: Option<Instant> = None;
+        for index in 0..self.threads.len() {
+            match self.threads[index].state {
+                State::Promised => continue,
+                State::Rescued { until } if now < until => {}
+                State::Rescued { .. } => drop(self.promise(index)?),
+                State::Waiting { since } => {
+                    let is_long = now - since > self.period;
+                    let held = &mut self.threads[index];
+                    if is_long && held.runtime / 2 >= self.min {
+                        // Somebody else has it now.
+                        held.runtime /= 2;
+                        held.state = State::Waiting { since: now };
+                    }
+                    self.promise(index)?;
+                }
+            }
+            let at = match self.threads[index].state {
+                State::Promised => continue,
+                State::Rescued { until } => until,
+                State::Waiting { .. } => now + ROOM_AGAIN,
+            };
+            next = Some(next.map_or(at, |next| next.min(at)));
+        }
+        Ok(next)
+    }
+
+    /// Whether a thread was rescued since this was asked last.
+    pub(crate) fn was_rescued(&mut self, index: usize) -> bool {
+        std::mem::take(&mut self.threads[index].was_rescued)
+    }
+
+    /// Whether any is.
+    pub(crate) fn any_is_rescued(&self) -> bool {
+        self.threads.iter().any(|held| matches!(held.state, State::Rescued { .. }))
     }
 
     /// Adds a thread, promised the most that it may get. `false` where the kernel
     /// refuses.
     pub(crate) fn add(&mut self, task: Task) -> bool {
-        self.threads.push(Held { task, runtime: self.max, is_rescued: false });
+        self.threads.push(Held::new(task, self.max));
         let is_held = self.put(self.threads.len() - 1).is_ok();
         if !is_held {
             self.threads.pop();
@@ -205,10 +291,16 @@ impl Hold {
                 "the right CAP_SYS_NICE is missing, or the threads may not run on all CPUs \
                  (taskset, cpusets, pinned vCPUs)"
             }
-            Some(errno::EBUSY) => "more CPU time than there is would be promised",
+            Some(errno::EBUSY) => return QosError::Busy(error.to_string()),
             _ => return error.into(),
         };
         QosError::NoDeadlines(format!("{why} ({error})"))
+    }
+}
+
+impl Held {
+    fn new(task: Task, runtime: Duration) -> Self {
+        Self { task, runtime, state: State::Promised, rescue_from: None, was_rescued: false }
     }
 }
 
@@ -230,7 +322,7 @@ fn raise(task: Task) {
 /// Schedules a guest's threads as they were before; those that have ended need
 /// nothing. One that the guest made since got what the thread has that made it.
 pub fn give_back(entry: &Entry) {
-    for task in &entry.saved {
+    for task in entry.saved.iter().filter(|task| task.is_there()) {
         let _ = task.task().schedule(task.scheduling());
     }
     let Some(nice) = entry.helpers_nice.filter(|_| entry.process.is_alive()) else { return };

@@ -15,8 +15,8 @@ use dewar_guest_qemu::registry::ProcessId;
 use dewar_kernel::{Reservation, Scheduling, Task, deadline_limit};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub struct Seen {
 pub struct SavedTask {
     process: i32,
     thread: i32,
+    /// In clock ticks from boot.
+    started: u64,
     policy: u32,
     nice: i32,
     priority: u32,
@@ -73,6 +75,9 @@ pub struct SavedTask {
     /// Runtime and period in nanoseconds, and whether it reclaims.
     reservation: Option<(u64, u64, bool)>,
 }
+
+/// What [`Entry::by`] says where CPU time is a control group's.
+pub(crate) const BY_WEIGHT: &str = "weight";
 
 /// A guest's entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -130,13 +135,18 @@ impl SavedTask {
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
         let reservation =
             reservation.map(|it| (nanoseconds(it.runtime), nanoseconds(it.period), it.reclaim));
-        let Task { process, thread } = task;
-        Some(Self { process, thread, policy, nice, priority, resets_on_fork, reservation })
+        let (Task { process, thread }, started) = (task, task.started()?);
+        Some(Self { process, thread, started, policy, nice, priority, resets_on_fork, reservation })
     }
 
     /// The thread.
     pub fn task(&self) -> Task {
         Task { process: self.process, thread: self.thread }
+    }
+
+    /// Whether that is still the thread that it was.
+    pub fn is_there(&self) -> bool {
+        self.task().started() == Some(self.started)
     }
 
     /// How it was.
@@ -148,6 +158,13 @@ impl SavedTask {
         });
         let Self { policy, nice, priority, resets_on_fork, .. } = *self;
         Scheduling { policy, nice, priority, reservation, resets_on_fork }
+    }
+}
+
+impl Entry {
+    /// Whether any of these threads is in its hands.
+    pub fn has_any(&self, tasks: &[Task]) -> bool {
+        self.saved.iter().any(|saved| saved.is_there() && tasks.contains(&saved.task()))
     }
 }
 
@@ -177,17 +194,28 @@ impl Ledger {
         serde_json::from_slice(&fs::read(self.path(name)).ok()?).ok()
     }
 
-    /// Admits a guest, by the rule above, and enters it.
+    /// Admits a guest, by the rule above, and enters it with how `tasks` are scheduled
+    /// now: whoever had them before has given them back.
     ///
     /// # Errors
-    /// Where there is no room, or somebody serves it.
-    pub fn admit(&self, entry: &Entry, overcommit: bool) -> Result<(), QosError> {
+    /// Where there is no room, or somebody serves it or one of its threads.
+    pub fn admit(
+        &self,
+        entry: &mut Entry,
+        tasks: &[Task],
+        overcommit: bool,
+    ) -> Result<(), QosError> {
         let _lock = self.lock()?;
         self.settle_locked();
         let others = self.entries();
-        if others.iter().any(|other| other.name == entry.name) {
+        if others.iter().any(|other| other.name == entry.name || other.has_any(tasks)) {
             return Err(QosError::Held(entry.name.clone()));
         }
+        entry.saved = tasks.iter().filter_map(|task| SavedTask::of(*task)).collect();
+        if entry.by == BY_WEIGHT {
+            return self.write(entry);
+        }
+        let others: Vec<Entry> = others.into_iter().filter(|it| it.by != BY_WEIGHT).collect();
         let taken: f64 = others.iter().map(|other| other.promise.most()).sum();
         let (wanted, limit) = (entry.promise.most(), deadline_limit());
         if taken + wanted > limit + 1e-9 && !overcommit {
@@ -242,11 +270,8 @@ impl Ledger {
     }
 
     fn lock(&self) -> Result<Lock, QosError> {
-        if !self.folder.exists() {
-            fs::create_dir_all(&self.folder).map_err(QosError::file(&self.folder))?;
-            let private = Permissions::from_mode(0o700);
-            fs::set_permissions(&self.folder, private).map_err(QosError::file(&self.folder))?;
-        }
+        let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
+        make.map_err(QosError::file(&self.folder))?;
         let path = self.folder.join("lock");
         let open = OpenOptions::new().create(true).append(true).open(&path);
         let file = open.map_err(QosError::file(&path))?;

@@ -19,7 +19,7 @@ pub mod law;
 mod ledger;
 mod weight;
 
-pub use controller::{Controller, Ended, Subject, Target};
+pub use controller::{Controller, Ended, LawKind, Subject, Target};
 pub use error::QosError;
 pub use heartbeats::{Heartbeats, Port};
 pub use hold::{Hold, Means, give_back};

@@ -9,7 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The time over which a group's limit holds.
-const LIMIT_PERIOD_US: u64 = 20_000;
+const LIMIT_PERIOD_US: u64 = 100_000;
+/// The kernel takes no lower limit.
+const LEAST_QUOTA_US: u64 = 1_000;
 
 /// A control group that was made for a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,8 +53,8 @@ impl Group {
         Ok(Self { path, home, process, is_v2 })
     }
 
-    /// Makes it and moves the process there.
-    pub(crate) fn make(&self) -> Result<(), QosError> {
+    /// Makes it and moves the processes there: a guest's first, and those below it.
+    pub(crate) fn make(&self, processes: &[i32]) -> Result<(), QosError> {
         if !self.path.exists() {
             fs::create_dir(&self.path).map_err(QosError::file(&self.path))?;
         }
@@ -62,13 +64,17 @@ impl Group {
             let parent = self.path.parent().unwrap_or(&self.path).display();
             return Err(QosError::NoGroups(format!("{parent} gives its groups no CPU weight")));
         }
-        write(&self.file("cgroup.procs"), self.process)
+        write(&self.file("cgroup.procs"), self.process)?;
+        // One that has ended meanwhile needs nothing.
+        let moved = |process: &&i32| write(&self.file("cgroup.procs"), process).is_ok();
+        processes.iter().filter(moved).count();
+        Ok(())
     }
 
     /// Gives it a weight, as a share of the largest, and at most so many CPUs.
     pub(crate) fn weigh(&mut self, share: f64, cpus: f64) -> Result<(), QosError> {
         let share = share.clamp(0.0, 1.0);
-        let quota = (cpus * LIMIT_PERIOD_US as f64) as u64;
+        let quota = ((cpus * LIMIT_PERIOD_US as f64) as u64).max(LEAST_QUOTA_US);
         if self.is_v2 {
             write(&self.file("cpu.weight"), (share * 10_000.0).max(1.0) as u64)?;
             return write(&self.file("cpu.max"), format!("{quota} {LIMIT_PERIOD_US}"));

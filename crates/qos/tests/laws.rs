@@ -168,6 +168,21 @@ fn a_guest_that_uses_whatever_it_gets_does_not_climb() {
     assert!((0.25..0.5).contains(&share), "{share}");
 }
 
+/// The same beside the controller, which lets a thread run on until its job is done.
+#[test]
+fn nor_where_it_is_let_run_on() {
+    let mut law = Demand::new(bounds(), 0.001);
+    let need = Duration::from_secs_f64(0.3 * PERIOD);
+    for _ in 0..3000 {
+        let promised = law.runtime();
+        let rescued = promised < need;
+        let (demand, elapsed) = (Some(promised.max(need)), bounds().period);
+        law.job(&Job { demand, elapsed, met: true, late: None, rescued });
+    }
+    let share = law.runtime().as_secs_f64() / PERIOD;
+    assert!((0.25..0.4).contains(&share), "{share}");
+}
+
 fn law(which: bool, allowed: f64) -> Box<dyn Law> {
     if which { Box::new(Demand::new(bounds(), allowed)) } else { Box::new(Stepwise::new(bounds())) }
 }

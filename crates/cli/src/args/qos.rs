@@ -40,6 +40,9 @@ pub struct QosArgs {
     /// How the reservation is found.
     #[arg(long, value_enum, default_value_t = LawChoice::Demand)]
     pub law: LawChoice,
+    /// Of the stepwise law: jobs without a miss after which it steps down [default: a second's].
+    #[arg(long, value_name = "JOBS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub patience: Option<u32>,
     /// By what CPU time is given.
     #[arg(long, value_enum, default_value_t = ByChoice::Auto)]
     pub by: ByChoice,
@@ -89,8 +92,8 @@ pub struct KeeperArgs {
 fn parse_rate(text: &str) -> Result<f64, String> {
     let number = text.trim().strip_suffix("/s").unwrap_or(text.trim());
     let rate: f64 = number.parse().map_err(|_| "a rate is such as 30/s".to_owned())?;
-    // SCHED_DEADLINE takes periods from 100 µs to 4 s.
-    if (0.25..=5000.0).contains(&rate) { Ok(rate) } else { Err("from 0.25/s to 5000/s".to_owned()) }
+    // SCHED_DEADLINE takes periods to 4 s; below 2 ms the loop is too slow.
+    if (0.25..=500.0).contains(&rate) { Ok(rate) } else { Err("from 0.25/s to 500/s".to_owned()) }
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

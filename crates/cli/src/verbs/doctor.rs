@@ -1,11 +1,14 @@
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use crate::output::table;
-use dewar_kernel::{free_bytes, is_tracking_supported, open_userfaultfd_device};
+use crate::output::{percent, table};
+use dewar_kernel::{
+    Reservation, Task, deadline_limit, free_bytes, is_tracking_supported, open_userfaultfd_device,
+};
 use dewar_units::ByteSize;
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 struct Finding {
     name: &'static str,
@@ -59,6 +62,7 @@ fn look() -> Vec<Finding> {
                 .map(|_| "present".to_owned())
                 .map_err(|error| error.to_string()),
         ),
+        optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
         optional("/dev/shm", "RAM files", room("/dev/shm")),
         optional("huge pages in /dev/shm", "guests' full speed", huge_pages("/dev/shm")),
     ]
@@ -96,6 +100,18 @@ fn version_of(program: &str) -> Result<String, String> {
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// Whether threads can be promised CPU time here, and how much.
+fn deadlines() -> Result<String, String> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let task = Task { process: own, thread: own };
+    let before = task.scheduling().map_err(|error| error.to_string())?;
+    let (runtime, period) = (Duration::from_millis(1), Duration::from_millis(100));
+    let reservation = Reservation { runtime, period, reclaim: false };
+    task.reserve(reservation).map_err(|error| error.to_string())?;
+    task.schedule(before).map_err(|error| error.to_string())?;
+    Ok(format!("{} of a CPU can be promised", percent(deadline_limit())))
 }
 
 fn openable(path: &str) -> Result<String, String> {

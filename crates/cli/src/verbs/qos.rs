@@ -15,12 +15,15 @@ use dewar_guest_qemu::cmdline::PORT_FILE;
 use dewar_guest_qemu::registry::{ProcessId, RegistryError};
 use dewar_kernel::{Scheduling, Task, end_signals};
 use dewar_qos::{
-    Controller, Ended, Entry, Heartbeats, Ledger, Means, Port, Promise, QosError, Subject, Target,
+    Controller, Ended, Entry, LawKind, Ledger, Means, Port, Promise, QosError, Subject, Target,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use keeper::Keeper;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use keeper::keep;
@@ -32,6 +35,7 @@ const PRIORITY: u32 = 2;
 const BETWEEN: Duration = Duration::from_secs(5);
 
 pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
+    refuse_nonsense(context, &args)?;
     let ledger = context.qos_ledger();
     ledger.settle();
     match (&args.name, args.target) {
@@ -44,6 +48,23 @@ pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
     }
 }
 
+/// What one option makes of another.
+fn refuse_nonsense(context: &Context, args: &QosArgs) -> Result<(), Failure> {
+    let nonsense = [
+        (args.min > args.max || args.max == 0.0, "--min is above --max, or --max is zero"),
+        (
+            args.patience.is_some() && args.law != LawChoice::Stepwise,
+            "--patience is for --law stepwise",
+        ),
+        (args.reclaim && args.by == ByChoice::Weight, "--reclaim is for deadlines"),
+        (args.watch && context.json, "--watch is for people: leave out --json"),
+    ];
+    match nonsense.iter().find(|(is_so, _)| *is_so) {
+        Some((_, what)) => Err(Failure::new(Code::Failed, *what)),
+        None => Ok(()),
+    }
+}
+
 fn serve(
     context: &Context,
     ledger: &Ledger,
@@ -51,9 +72,6 @@ fn serve(
     rate: f64,
     args: &QosArgs,
 ) -> Result<(), Failure> {
-    if args.min > args.max || args.max == 0.0 {
-        return Err(Failure::new(Code::Failed, "--min is above --max, or --max is zero"));
-    }
     let mut subject = find(context, name, args)?;
     let keeper = Keeper::start(context, name)?;
     go_ahead();
@@ -70,7 +88,7 @@ fn serve(
         if ended? == Ended::Stopped {
             break;
         }
-        match successor(context, &subject, args)? {
+        match successor(context, &subject, args, stop.as_fd())? {
             Some(next) => subject = next,
             None => break,
         }
@@ -106,11 +124,14 @@ fn begin(
         ByChoice::Weight => Means::Weight,
         _ => Means::Deadline { reclaim: args.reclaim },
     };
-    let stepwise = args.law == LawChoice::Stepwise;
-    let target = Target { promise, stepwise, means, overcommit: args.overcommit };
+    let law = match (args.law, args.patience) {
+        (LawChoice::Demand, _) => LawKind::Demand,
+        (LawChoice::Stepwise, patience) => LawKind::Stepwise { patience },
+    };
+    let target = Target { promise, law, means, overcommit: args.overcommit };
     let start = |target: Target| {
-        let heartbeats = Heartbeats::new(port(context, ledger, subject, args)?, rate)?;
-        Controller::start(ledger.clone(), subject.clone(), target, heartbeats)
+        let port = port(context, ledger, subject, args);
+        Controller::start(ledger.clone(), subject.clone(), target, port)
     };
     let result = match start(target.clone()) {
         Err(QosError::NoDeadlines(why)) if args.by == ByChoice::Auto => {
@@ -122,21 +143,16 @@ fn begin(
     Ok(result?)
 }
 
-fn port(
-    context: &Context,
-    ledger: &Ledger,
-    subject: &Subject,
-    args: &QosArgs,
-) -> Result<Port, QosError> {
-    let own = |default: std::path::PathBuf| args.port.clone().unwrap_or(default);
+fn port(context: &Context, ledger: &Ledger, subject: &Subject, args: &QosArgs) -> Port {
+    let own = |default: PathBuf| args.port.clone().unwrap_or(default);
     if args.pid.is_none() {
         let folder = context.registry.guest(&subject.name);
         let file = folder.map(|folder| folder.file(PORT_FILE)).unwrap_or_default();
-        return Ok(Port::Connect(own(file)));
+        return Port::Connect(own(file));
     }
-    std::fs::create_dir_all(ledger.folder())
-        .map_err(|error| QosError::File(ledger.folder().to_owned(), error))?;
-    Ok(Port::Listen(own(ledger.folder().join(format!("{}.sock", subject.name)))))
+    let path = own(ledger.folder().join(format!("{}.sock", subject.name)));
+    let user = std::fs::metadata(format!("/proc/{}", subject.process.pid)).map_or(0, |it| it.uid());
+    Port::Listen { path, user }
 }
 
 /// The guest by that name, or the process.
@@ -175,6 +191,7 @@ fn successor(
     context: &Context,
     before: &Subject,
     args: &QosArgs,
+    stop: BorrowedFd<'_>,
 ) -> Result<Option<Subject>, Failure> {
     let began = Instant::now();
     while args.pid.is_none() && began.elapsed() < BETWEEN {
@@ -192,7 +209,11 @@ fn successor(
                 Err(failure) => return Err(failure),
             }
         }
-        std::thread::sleep(Duration::from_millis(10));
+        let mut asked = [PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        let moment = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        if poll(&mut asked, Some(&moment)).is_ok_and(|count| count > 0) {
+            return Ok(None);
+        }
     }
     Ok(None)
 }
@@ -267,7 +288,7 @@ impl From<QosError> for Failure {
             QosError::NoDeadlines(_) | QosError::NoGroups(_) => {
                 Self::new(Code::Unsupported, text).state(unchanged)
             }
-            QosError::Kernel(_) | QosError::File(..) => {
+            QosError::Kernel(_) | QosError::File(..) | QosError::Busy(_) => {
                 Self::new(Code::Failed, text).state(unchanged)
             }
         }

@@ -32,18 +32,19 @@ pub(super) struct Busy {
 
 impl Subject {
     /// The threads to begin with: at least one, at most `count` of a process.
-    pub(super) fn first_tasks(&self, busy: &mut Busy, count: usize) -> Vec<Task> {
+    pub(super) fn first_tasks(&self, busy: &mut Busy, count: usize, period: Duration) -> Vec<Task> {
         if !self.vcpus.is_empty() {
             busy.since_last(self.vcpus.clone());
             return self.vcpus.clone();
         }
         busy.since_last(self.tasks());
-        std::thread::sleep(WATCH);
+        let watch = WATCH.max(period * 2);
+        std::thread::sleep(watch);
         let mut found = busy.since_last(self.tasks());
         found.sort_by_key(|(_, ran)| std::cmp::Reverse(*ran));
         let mut tasks: Vec<Task> = found
             .iter()
-            .filter(|(_, ran)| ran.div_duration_f64(WATCH) > BUSY)
+            .filter(|(_, ran)| ran.div_duration_f64(watch) > BUSY)
             .map(|(task, _)| *task)
             .take(count)
             .collect();
@@ -88,6 +89,14 @@ impl Subject {
         let used = ours.iter().map(|(_, ran)| share(ran)).sum();
         let busiest = others.into_iter().max_by_key(|(_, ran)| *ran);
         (used, busiest.filter(|(_, ran)| share(ran) > BUSY).map(|(task, _)| task))
+    }
+
+    /// Its processes: the first, and of a container those below it.
+    pub(super) fn processes(&self) -> Vec<i32> {
+        let mut processes: Vec<i32> = self.tasks().iter().map(|task| task.process).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        processes
     }
 
     /// All threads of a process and of those that it started, and so on.

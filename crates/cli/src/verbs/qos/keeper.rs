@@ -95,14 +95,25 @@ pub fn detached(context: &Context, name: &str, rate: f64, ledger: &Ledger) -> Re
     if let Some(out) = child.stdout.take() {
         BufReader::new(out).read_line(&mut first).map_err(failed)?;
     }
+    // It ends when the controller has said that it is ready.
+    let mut said = String::new();
+    let _ = child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
     if first.trim() != READY {
-        let mut said = String::new();
-        let _ = child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
-        let code = child.wait().map_err(failed)?.code();
-        let said = said.trim().trim_start_matches("dewar: ").to_owned();
-        let code = if code == Some(4) { Code::Unsupported } else { Code::Failed };
-        return Err(Failure::new(code, said));
+        let code = match child.wait().map_err(failed)?.code() {
+            Some(3) => Code::NotFound,
+            Some(4) => Code::Unsupported,
+            Some(5) => Code::Attention,
+            _ => Code::Failed,
+        };
+        let what = said.trim().trim_start_matches("dewar: ").to_owned();
+        let failure = Failure::new(code, what);
+        if context.json && !first.is_empty() {
+            print!("{first}");
+            return Err(failure.already_printed());
+        }
+        return Err(failure);
     }
+    eprint!("{said}");
     let pid = child.id();
     context.print(
         json!({"name": name, "controller": pid, "target_per_s": rate}),
