@@ -173,7 +173,11 @@ impl Hold {
         };
         match error.errno() {
             Some(errno::EBUSY) => {}
-            Some(errno::ESRCH) => return Ok(Answer::Gone),
+            Some(errno::ESRCH) => {
+                // There is nothing to end any more.
+                self.threads[index].state = State::Promised;
+                return Ok(Answer::Gone);
+            }
             _ => return Err(error.into()),
         }
         let held = &mut self.threads[index];
