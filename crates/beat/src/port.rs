@@ -11,7 +11,7 @@ pub const PORT_NAME: &str = "org.dewar.qos.0";
 /// The variable that names a port elsewhere.
 const VARIABLE: &str = "DEWAR_BEAT";
 /// How often a port that is not there is looked for again.
-const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(200);
 /// `open(2)`, the same on all of Linux that Rust's standard library runs on but
 /// MIPS and SPARC.
 const O_NONBLOCK: i32 = 0o4000;

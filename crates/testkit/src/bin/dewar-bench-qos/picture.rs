@@ -77,8 +77,18 @@ fn strip(out: &mut String, row: &Row, top: f64) {
             y(0.0) - y(share)
         );
     }
-    let line: String =
-        row.shares.iter().map(|(at, share)| format!("{:.1},{:.1} ", x(*at), y(*share))).collect();
+    let points: Vec<(String, String)> = row
+        .shares
+        .iter()
+        .map(|(at, share)| (format!("{:.1}", x(*at)), format!("{:.1}", y(*share))))
+        .collect();
+    // Of those at one height in a row the first and the last.
+    let is_corner = |nth: &usize| {
+        let at = |nth: usize| points.get(nth).map(|point| &point.1);
+        *nth == 0 || at(nth - 1) != at(*nth) || at(nth + 1) != at(*nth)
+    };
+    let corners = (0..points.len()).filter(is_corner);
+    let line: String = corners.map(|nth| format!("{},{} ", points[nth].0, points[nth].1)).collect();
     let _ = write!(
         out,
         "<polyline points=\"{least}\" fill=\"none\" stroke=\"#999\" stroke-width=\"3\"/>\
