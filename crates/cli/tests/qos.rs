@@ -179,6 +179,9 @@ fn two_reservations_of_one_thread_are_refused() {
     lab.dewar(&["qos", "nobody", "--target", "1/s", "--detach"]).failed(3, &["no guest"]);
     let odd = qos(&lab, "p", sleeper.pid(), &["--patience", "3"]);
     odd.failed(1, &["--law stepwise"]);
+    qos(&lab, "p", sleeper.pid(), &["--watch"]).failed(1, &["--watch is for --status"]);
+    assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
+    assert_eq!(lab.dewar(&["qos", "--status"]).json()["promised_cpus"].to_string(), "0.0");
 }
 
 #[test]

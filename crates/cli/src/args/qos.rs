@@ -59,7 +59,7 @@ pub struct QosArgs {
     #[arg(long, conflicts_with_all = ["target", "release", "pid", "detach"])]
     pub status: bool,
     /// With --status: tell again every second, until Ctrl-C.
-    #[arg(long, requires = "status")]
+    #[arg(long)]
     pub watch: bool,
     /// End it.
     #[arg(long, conflicts_with_all = ["target", "pid", "detach"])]

@@ -57,6 +57,7 @@ fn refuse_nonsense(context: &Context, args: &QosArgs) -> Result<(), Failure> {
             "--patience is for --law stepwise",
         ),
         (args.reclaim && args.by == ByChoice::Weight, "--reclaim is for deadlines"),
+        (args.watch && !args.status, "--watch is for --status"),
         (args.watch && context.json, "--watch is for people: leave out --json"),
     ];
     match nonsense.iter().find(|(is_so, _)| *is_so) {

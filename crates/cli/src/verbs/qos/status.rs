@@ -12,7 +12,8 @@ use std::time::Duration;
 pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Failure> {
     loop {
         let mut entries = ledger.entries();
-        let promised: f64 = entries.iter().map(|entry| entry.promise.most()).sum();
+        // The sum of nothing is minus zero.
+        let promised = entries.iter().map(|entry| entry.promise.most()).sum::<f64>().abs();
         if let Some(name) = &args.name {
             entries.retain(|entry| entry.name == *name);
             if entries.is_empty() {
