@@ -159,7 +159,7 @@ impl Controller {
             law: target.law.name().to_owned(),
             by: if by_weight { BY_WEIGHT } else { "deadline" }.to_owned(),
             saved: Vec::new(),
-            helpers_nice: subject.helpers_nice(),
+            has_helpers: !helpers.is_empty(),
             group: group.clone(),
             seen: Seen::default(),
         };

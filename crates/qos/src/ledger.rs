@@ -96,8 +96,8 @@ pub struct Entry {
     pub by: String,
     /// How its threads were before.
     pub saved: Vec<SavedTask>,
-    /// What a VM's other threads were at: those that it made since are put there.
-    pub helpers_nice: Option<i32>,
+    /// Whether its other threads were raised: a VM's.
+    pub has_helpers: bool,
     /// The control group that was made for it.
     pub group: Option<Group>,
     /// How it fares.
@@ -162,6 +162,13 @@ impl SavedTask {
 }
 
 impl Entry {
+    /// What a VM's first thread was at, and so what it makes.
+    pub fn helpers_nice(&self) -> Option<i32> {
+        let first = |saved: &&SavedTask| saved.thread == self.process.pid;
+        let saved = self.saved.iter().find(first).filter(|_| self.has_helpers)?;
+        Some(saved.nice)
+    }
+
     /// Whether any of these threads is in its hands.
     pub fn has_any(&self, tasks: &[Task]) -> bool {
         self.saved.iter().any(|saved| saved.is_there() && tasks.contains(&saved.task()))

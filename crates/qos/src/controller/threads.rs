@@ -55,12 +55,6 @@ impl Subject {
         tasks
     }
 
-    /// What those are at: what the first of them, which makes the others, is at.
-    pub(super) fn helpers_nice(&self) -> Option<i32> {
-        let first = Task { process: self.process.pid, thread: self.process.pid };
-        if self.vcpus.is_empty() { None } else { first.scheduling().ok().map(|how| how.nice) }
-    }
-
     /// A VM's other threads: its disks, its network, its timers.
     pub(super) fn helpers(&self, reserved: &[Task]) -> Vec<Task> {
         match self.vcpus.is_empty() {
