@@ -198,18 +198,18 @@ pub struct WhichArgs {
     /// Every guest that it can be done with.
     #[arg(long)]
     pub all: bool,
-    /// How many at a time [default: one for each CPU].
+    /// How many at a time [default: for each CPU one, or two where none runs meanwhile].
     #[arg(long, value_name = "N", requires = "all")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
 }
 
 impl WhichArgs {
-    /// How many guests at a time. More than there are CPUs only lengthens the gap
-    /// of each.
-    pub fn jobs(&self) -> usize {
+    /// How many guests at a time: for each CPU so many by default. More than one
+    /// lengthens the gap of each, where they run meanwhile.
+    pub fn jobs(&self, for_each_cpu: usize) -> usize {
         let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.jobs.map_or_else(cpus, usize::from)
+        self.jobs.map_or_else(|| for_each_cpu * cpus(), usize::from)
     }
 }
 

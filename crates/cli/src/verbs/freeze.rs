@@ -36,7 +36,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
         let running = |record: &GuestRecord| record.process.is_alive();
         let end = |_: &Value| "frozen".to_owned();
         let verb = Each { verb: "freeze", doing: "freezing", done: "frozen", end: &end };
-        return verb.of(context, running, args.which.jobs(), &more);
+        return verb.of(context, running, args.which.jobs(2), &more);
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");

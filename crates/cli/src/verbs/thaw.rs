@@ -25,7 +25,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         let frozen = |record: &GuestRecord| record.frozen.is_some();
         let end = |_: &Value| "goes on".to_owned();
         let verb = Each { verb: "thaw", doing: "thawing", done: "thawed", end: &end };
-        return verb.of(context, frozen, args.which.jobs(), &[]);
+        return verb.of(context, frozen, args.which.jobs(2), &[]);
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");

@@ -28,7 +28,7 @@ pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
             let running = |record: &GuestRecord| record.process.is_alive();
             let end = |told: &Value| format!("now QEMU {}", told["qemu"].as_str().unwrap_or("?"));
             let verb = Each { verb: "upgrade", doing: "upgrading", done: "upgraded", end: &end };
-            verb.of(context, running, args.which.jobs(), &more)
+            verb.of(context, running, args.which.jobs(1), &more)
         }
     }
 }
