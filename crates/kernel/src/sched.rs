@@ -1,5 +1,4 @@
-use crate::KernelError;
-use std::fs;
+use crate::{KernelError, Task};
 use std::time::Duration;
 
 /// A thread of this process, by its number in `/proc/self/task`.
@@ -45,11 +44,8 @@ impl ThreadId {
     /// How it is; `None` where it has ended or the kernel does not count
     /// (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst).
     pub fn activity(self) -> Option<ThreadActivity> {
-        let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{}/{file}", self.0));
-        let ran = read("schedstat").ok()?.split_whitespace().next()?.parse().ok()?;
-        let stat = read("stat").ok()?;
-        let (_, state) = stat.rsplit_once(") ")?;
-        Some(ThreadActivity { ran: Duration::from_nanos(ran), runnable: state.starts_with('R') })
+        let task = Task { process: std::process::id() as i32, thread: self.0 };
+        Some(ThreadActivity { ran: task.ran()?, runnable: task.is_runnable() })
     }
 
     fn schedule(self, policy: i32) -> Result<(), KernelError> {

@@ -18,6 +18,7 @@
 use crate::weight::Group;
 use crate::{Entry, Promise, QosError, SavedTask};
 use dewar_kernel::{KernelError, Reservation, Scheduling, Task, threads_of};
+use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 /// What a guest's other threads (disks, network, timers) run at meanwhile, so that
@@ -117,7 +118,7 @@ impl Hold {
                 Err(error) => error,
             };
             let less = self.threads[index].runtime / 2;
-            if error.errno() != Some(errno::EBUSY) || less < self.min {
+            if errno(&error) != Some(Errno::BUSY) || less < self.min {
                 return Err(self.explain(error));
             }
             self.threads[index].runtime = less;
@@ -171,9 +172,9 @@ impl Hold {
             self.threads[index].state = State::Promised;
             return Ok(Answer::Done);
         };
-        match error.errno() {
-            Some(errno::EBUSY) => {}
-            Some(errno::ESRCH) => {
+        match errno(&error) {
+            Some(Errno::BUSY) => {}
+            Some(Errno::SRCH) => {
                 // There is nothing to end any more.
                 self.threads[index].state = State::Promised;
                 return Ok(Answer::Gone);
@@ -290,12 +291,12 @@ impl Hold {
     }
 
     fn explain(&self, error: KernelError) -> QosError {
-        let why = match error.errno() {
-            Some(errno::EPERM) => {
+        let why = match errno(&error) {
+            Some(Errno::PERM) => {
                 "the right CAP_SYS_NICE is missing, or the threads may not run on all CPUs \
                  (taskset, cpusets, pinned vCPUs)"
             }
-            Some(errno::EBUSY) => return QosError::Busy(error.to_string()),
+            Some(Errno::BUSY) => return QosError::Busy(error.to_string()),
             _ => return error.into(),
         };
         QosError::NoDeadlines(format!("{why} ({error})"))
@@ -308,11 +309,8 @@ impl Held {
     }
 }
 
-/// The numbers of errors that mean something here.
-mod errno {
-    pub const EPERM: i32 = 1;
-    pub const ESRCH: i32 = 3;
-    pub const EBUSY: i32 = 16;
+fn errno(error: &KernelError) -> Option<Errno> {
+    error.errno().map(Errno::from_raw_os_error)
 }
 
 fn raise(task: Task) {
