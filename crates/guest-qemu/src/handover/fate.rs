@@ -50,6 +50,13 @@ pub(super) fn fate(
         if qmp.has_resumed() {
             return Fate::Moved(new);
         }
+        // Asked before the new one's status: a guest that stands still arrives
+        // without RESUME, and what arrived in between must show there.
+        let over = Instant::now() > ask_both && {
+            ask_both = Instant::now() + ASK_BOTH_EVERY;
+            let stream = old.as_deref_mut().map_or(Stream::UnderWay, stream);
+            stream == Stream::Broken || has_loaded(qmp) || Instant::now() > deadline
+        };
         match arrival(qmp, handover.was_running) {
             Ok(Arrival::Waiting) => knows = true,
             Ok(Arrival::Moved) => return Fate::Moved(new),
@@ -61,13 +68,8 @@ pub(super) fn fate(
             Err(_) if qmp.has_resumed() => return Fate::Moved(None),
             Err(_) => break,
         }
-        if Instant::now() > ask_both {
-            let stream = old.as_deref_mut().map_or(Stream::UnderWay, stream);
-            let over = stream == Stream::Broken || has_loaded(qmp);
-            if over && !qmp.has_resumed() || Instant::now() > deadline {
-                break;
-            }
-            ask_both = Instant::now() + ASK_BOTH_EVERY;
+        if over {
+            break;
         }
         std::thread::sleep(POLL);
     }
