@@ -1,6 +1,7 @@
 //! What every verb starts from.
 
 use crate::failure::{Code, Failure};
+use crate::kept::settle_unthawed;
 use crate::progress::Progress;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
@@ -104,10 +105,10 @@ impl Context {
 /// then.
 fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     recover(|| Qmp::connect(&record.qmp), folder, &record)?;
-    Ok(folder.record()?)
+    settle_unthawed(folder, folder.record()?)
 }
 
-/// Lets a guest run whose `restore` died just before it would have. Not one whose
+/// Lets a guest run whose `restore` or `thaw` died just before it would have. Not one whose
 /// memory nobody serves: its QEMU may wait for a page of it, and answer nobody.
 fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<GuestRecord, Failure> {
     let pending = record.start_pending && record.phase == Phase::Running;
@@ -117,6 +118,7 @@ fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<Gue
     let result = Qmp::connect(&record.qmp).and_then(|mut qmp| start(&mut qmp));
     result.map_err(|error| qmp_failure(&record, &error).attention())?;
     record.start_pending = false;
+    record.frozen = None;
     folder.set_record(&record)?;
     Ok(record)
 }

@@ -8,6 +8,7 @@ mod args;
 mod context;
 mod failure;
 mod guardian;
+mod kept;
 mod output;
 mod progress;
 mod report;

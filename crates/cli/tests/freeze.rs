@@ -202,6 +202,54 @@ fn thaw_killed_at_every_step_can_be_tried_again() {
     }
 }
 
+/// The new QEMU dies when its guest is loaded: before it runs nothing is lost, if
+/// that can be proved; a guest that ran does not begin again from an older state.
+#[test]
+fn a_qemu_that_dies_in_a_thaw_loses_the_guest_only_if_it_ran() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    for dewar_dies in [false, true] {
+        lab.dewar(&["freeze", "g"]).done();
+        let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], "thawed");
+        end_qemu(&lab);
+        match dewar_dies {
+            true => held.kill(),
+            false => {
+                let (code, _, said) = held.go_on();
+                assert_eq!(code, 1, "{said}");
+                assert!(said.contains("stays frozen"), "{said}");
+            }
+        }
+        assert_eq!(lab.ps("g").expect("listed")["state"], "frozen", "{dewar_dies}");
+        lab.dewar(&["thaw", "g"]).done();
+        assert_whole(&lab, &mut guest, "thawed again");
+    }
+    // It runs for a moment; and nobody could tell whether it did.
+    for (line, step) in
+        [(&["freeze", "g"][..], "let run"), (&["freeze", "g", "--no-checksum"], "thawed")]
+    {
+        lab.dewar(&["checkpoint", "g", "--tag", "kept"]).done();
+        lab.dewar(line).done();
+        let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], step);
+        std::thread::sleep(Duration::from_millis(300));
+        end_qemu(&lab);
+        held.kill();
+        assert_eq!(lab.ps("g").expect("listed")["state"], "ended", "{step}");
+        lab.dewar(&["thaw", "g"]).failed(1, &["is not frozen"]);
+        lab.restore(&mut guest, &["kept"]).expect("restore");
+        assert_whole(&lab, &mut guest, "restored");
+        lab.wait_for_memory("g");
+        lab.dewar(&["delete", "kept"]);
+    }
+}
+
+/// Kills the QEMU that the record names.
+fn end_qemu(lab: &Lab) {
+    let pid = record(lab, "g")["process"]["pid"].as_i64().expect("pid") as i32;
+    kill(pid, Signal::KILL);
+    dewar_testkit::wait_while_alive(pid);
+}
+
 #[test]
 fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
     let lab = common::lab();

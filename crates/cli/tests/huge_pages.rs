@@ -4,7 +4,7 @@
 mod common;
 
 use common::assert_exact;
-use dewar_testkit::{GuestSpec, Lab};
+use dewar_testkit::{Console, GuestSpec, Lab};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -89,6 +89,11 @@ fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
         assert_eq!(is_in(&huge.mount), 1);
     }
     assert_exact(lab, &mut guest, "restored");
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    assert_exact(lab, &mut guest, "thawed");
     // To ordinary memory and back.
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");

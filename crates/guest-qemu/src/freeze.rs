@@ -9,7 +9,9 @@
 //! The record decides, written in one step: until it says `frozen` whoever comes
 //! lets the guest run again, from then on whoever comes ends QEMU. On the way
 //! back a QEMU that was started before the record said `running` never ran the
-//! guest; it is ended, and the next try starts over.
+//! guest; it is ended, and the next try starts over. After that it may have run
+//! it. What was kept stays until it is known to run; should QEMU die before, the
+//! guest is frozen again only if its memory is, byte for byte, what it was.
 
 use crate::cmdline::{Descriptors, RunPlan, TakenOver, take_over};
 use crate::guest::QemuGuest;

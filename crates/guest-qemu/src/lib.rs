@@ -31,7 +31,7 @@ pub use disks::DiskError;
 pub use guest::{QemuGuest, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qmp::{Qmp, QmpError};
-pub use recover::{RecoverError, put_back, recover};
+pub use recover::{END_WITHIN, RecoverError, put_back, recover};
 pub use state::StateError;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

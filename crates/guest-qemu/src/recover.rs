@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// How long the end of a process may take that does not answer any more: its
 /// memory is freed first.
-pub(crate) const END_WITHIN: Duration = Duration::from_secs(5);
+pub const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]

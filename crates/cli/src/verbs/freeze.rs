@@ -4,22 +4,22 @@ use crate::args::FreezeArgs;
 use crate::context::{Context, attach};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
+use crate::kept::sums_of;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{Tracking, written_before};
 use crate::verbs::checkpoint::{self, Wanted};
 use crate::verbs::each::Each;
-use dewar_checkpoint::cores;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
 use dewar_image::Store;
-use dewar_memory::{sum, sums};
+use dewar_memory::sum;
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -139,20 +139,6 @@ fn keep_in_store(
     let machine = guest.found().machine.clone();
     let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
     Ok(Frozen { was_running, machine, kept })
-}
-
-/// The checksums of each RAM file, as they are kept.
-pub fn sums_of(ram: &[RamFile]) -> Result<Vec<Vec<String>>, Failure> {
-    ram.iter()
-        .map(|file| {
-            let failed = |error: &dyn std::fmt::Display| {
-                Failure::new(Code::Failed, format!("{}: {error}", file.path.display()))
-            };
-            let opened = File::open(&file.path).map_err(|error| failed(&error))?;
-            let sums = sums(&opened, file.bytes, cores()).map_err(|error| failed(&error))?;
-            Ok(sums.iter().map(|sum| format!("{sum:032x}")).collect())
-        })
-        .collect()
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

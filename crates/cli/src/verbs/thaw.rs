@@ -3,26 +3,25 @@
 use crate::args::{RestoreArgs, StoreArgs, ThawArgs};
 use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
+use crate::kept::{check_memory, read_state, settle_unthawed};
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
-use crate::verbs::freeze::sums_of;
 use crate::verbs::restore;
-use dewar_guest_qemu::freeze::{SUMS, remove_kept, start};
+use dewar_guest_qemu::freeze::{remove_kept, start};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
-use dewar_guest_qemu::{Qmp, map_ram_files, userfaultfd_origin};
-use dewar_memory::{Pid, ProcessHandle, SUM_BYTES, sum};
+use dewar_guest_qemu::{END_WITHIN, Qmp, QmpError, map_ram_files, userfaultfd_origin};
+use dewar_memory::{Pid, ProcessHandle};
 use dewar_units::PAGE_BYTES;
 use serde_json::{Value, json};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let Some(name) = &args.which.name else {
-        let frozen = |record: &GuestRecord| record.frozen.is_some();
+        let frozen = |record: &GuestRecord| is_frozen(record).is_some();
         let end = |_: &Value| "goes on".to_owned();
         let verb = Each { verb: "thaw", doing: "thawing", done: "thawed", end: &end };
         return verb.of(context, frozen, args.which.jobs(2), &[]);
@@ -30,7 +29,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
     let Held { folder, record, lock } = context.hold(name)?;
-    let Some(frozen) = record.frozen.clone().filter(|_| record.phase != Phase::Running) else {
+    let Some(frozen) = is_frozen(&record).cloned() else {
         return Err(Failure::new(Code::Failed, format!("guest '{name}' is not frozen")));
     };
     let Frozen { was_running, machine, kept } = frozen;
@@ -52,7 +51,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     progress.stage("starting QEMU");
     let (record, mut qmp) = revive(&folder, record, &machine, bytes, was_running, &progress)
         .map_err(|failure| stays(failure).advice(format!("'dewar thaw {name}' tries again")))?;
-    let record = go_on(&folder, record, &mut qmp)?;
+    let record = go_on(&folder, record, &mut qmp, &progress)?;
     remove_kept(&folder, &record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -62,6 +61,11 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         &format!("{name} {how} as process {} after {}", record.process.pid, milliseconds(ms)),
     );
     Ok(())
+}
+
+/// Where a guest is that can be thawed.
+fn is_frozen(record: &GuestRecord) -> Option<&Frozen> {
+    record.frozen.as_ref().filter(|_| record.phase != Phase::Running)
 }
 
 fn from_store(
@@ -81,43 +85,6 @@ fn from_store(
         store: StoreArgs { store: Some(store) },
     };
     restore::thaw(context, args)
-}
-
-fn read_state(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> {
-    let bytes = fs::read(path).map_err(|error| {
-        let what = format!("the state of its devices, {}: {error}", path.display());
-        Failure::new(Code::Failed, what)
-            .advice("if the machine was restarted its memory is lost: restore a checkpoint")
-    })?;
-    if format!("{:032x}", sum(&bytes)) == expected {
-        return Ok(bytes);
-    }
-    let what = format!("the state of its devices, {}, was changed", path.display());
-    Err(Failure::new(Code::Failed, what))
-}
-
-/// That each byte of the guest's memory is what it was.
-fn check_memory(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    let changed = |what: String| {
-        Failure::new(Code::Failed, format!("the memory of '{}' {what}", record.name))
-            .advice("'dewar restore' brings back a checkpoint of it")
-    };
-    let before: Vec<Vec<String>> =
-        folder.read(SUMS)?.ok_or_else(|| changed("has lost its checksums".to_owned()))?;
-    let now = sums_of(&record.ram)?;
-    for ((file, before), now) in record.ram.iter().zip(&before).zip(&now) {
-        let differs = before.iter().zip(now).position(|(before, now)| before != now);
-        let differs = differs.or((before.len() != now.len()).then_some(0));
-        if let Some(index) = differs {
-            let start = index as u64 * SUM_BYTES;
-            let end = file.bytes.min(start + SUM_BYTES);
-            return Err(changed(format!(
-                "was changed while it was frozen: RAM '{}', bytes {start:#x} to {end:#x}",
-                file.id
-            )));
-        }
-    }
-    if before.len() == record.ram.len() { Ok(()) } else { Err(changed("is incomplete".to_owned())) }
 }
 
 fn revive(
@@ -145,7 +112,8 @@ fn revive(
             progress.stage("loaded");
             record.phase = Phase::Running;
             record.start_pending = was_running;
-            record.frozen = None;
+            // Of one that is to run until it does: its QEMU may die before.
+            record.frozen = record.frozen.take().filter(|_| was_running);
             Ok(folder.set_record(&record)?)
         });
     if let Err(failure) = loaded {
@@ -167,19 +135,40 @@ fn go_on(
     folder: &GuestFolder,
     mut record: GuestRecord,
     qmp: &mut Qmp,
+    progress: &Progress,
 ) -> Result<GuestRecord, Failure> {
     if !record.start_pending {
         return Ok(record);
     }
-    let_run(qmp).map_err(|error| {
-        Failure::new(Code::Failed, format!("starting the guest: {error}"))
-            .attention()
-            .state("the guest is loaded but was not let run")
-            .advice("the next dewar command that looks at it tries again")
-    })?;
+    if let Err(error) = let_run(qmp) {
+        return Err(not_started(folder, record, &error));
+    }
+    progress.signal_at("let run");
     record.start_pending = false;
+    record.frozen = None;
     folder.set_record(&record)?;
     Ok(record)
+}
+
+/// Why a loaded guest does not run, and how it is.
+fn not_started(folder: &GuestFolder, record: GuestRecord, error: &QmpError) -> Failure {
+    let failed = Failure::new(Code::Failed, format!("starting the guest: {error}"));
+    let name = record.name.clone();
+    // A QEMU that is ending closes its socket before it is gone.
+    let ended = record.process.ends_within(END_WITHIN);
+    match settle_unthawed(folder, record) {
+        Err(failure) => failure,
+        Ok(record) if record.phase == Phase::Frozen => failed
+            .state("its new QEMU ended; the guest stays frozen")
+            .advice(format!("'dewar thaw {name}' tries again")),
+        Ok(_) if ended => failed
+            .state("its new QEMU ended, and the guest may have run in it")
+            .advice(format!("'dewar restore {name}' brings back its newest checkpoint")),
+        Ok(_) => failed
+            .attention()
+            .state("the guest is loaded but was not let run")
+            .advice("the next dewar command that looks at it tries again"),
+    }
 }
 
 fn track(qmp: &mut Qmp, record: &GuestRecord) -> Option<u64> {
