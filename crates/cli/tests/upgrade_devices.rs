@@ -13,8 +13,10 @@ use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -115,6 +117,43 @@ fn what_users_hold_by_path_or_port_works_after_as_before() {
     }
     assert!(fs::read_to_string(&log).expect("log").starts_with("what was logged before\n"));
     lab.dewar(&["stop", "g", "--now"]).done();
+}
+
+/// As libvirt starts its QEMUs.
+#[test]
+fn a_listener_that_came_as_a_descriptor_goes_along() {
+    let lab = common::lab();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
+    let address = listener.local_addr().expect("address");
+    let spec = spec(&[
+        "-chardev",
+        "socket,id=t,fd=9,server=on,wait=off",
+        "-device",
+        "virtio-serial",
+        "-device",
+        "virtconsole,chardev=t",
+    ]);
+    let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
+    let run = lab.command(&[&["run", "g", "--"][..], &words(&line)].concat());
+    let mut shell = Command::new("sh");
+    shell
+        .current_dir(lab.path())
+        .args(["-c", "exec \"$@\" 9<&0 0</dev/null", "sh"])
+        .arg(run.get_program());
+    let status = shell.args(run.get_args()).stdin(OwnedFd::from(listener)).status();
+    assert!(status.expect("run").success());
+    let mut guest = lab.reach("g").expect("guest");
+    for round in 0..3 {
+        TcpStream::connect(address).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let told = upgrade(&lab, &mut guest, &[]);
+        assert_eq!(told["not_handed_over"], json!([]), "{told}");
+    }
+    TcpStream::connect(address).expect("after all");
+    lab.dewar(&["stop", "g", "--now"]).done();
+}
+
+fn words(line: &[String]) -> Vec<&str> {
+    line.iter().map(String::as_str).collect()
 }
 
 fn echo_once(address: SocketAddr) {
@@ -241,8 +280,17 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
         !devices(&mut qmp).contains(&"rng".to_owned())
     });
     drop(qmp);
-    for _ in 0..2 {
-        upgrade(&lab, &mut guest, &[]);
+    for round in 0..3 {
+        match round {
+            // A checkpoint knows of it as well.
+            0 => {
+                lab.dewar(&["checkpoint", "g"]).done();
+                lab.crash("g");
+                lab.restore(&mut guest, &["g"]).expect("restore");
+                lab.wait_for_memory("g");
+            }
+            _ => drop(upgrade(&lab, &mut guest, &[])),
+        }
         let mut qmp = Qmp::connect(&user).expect("QMP");
         let now = devices(&mut qmp);
         assert!(

@@ -3,6 +3,7 @@
 use crate::bitmaps;
 use crate::discover::{Discovered, discover};
 use crate::disks;
+use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
@@ -90,8 +91,11 @@ impl QemuGuest {
     /// # Errors
     /// Where a writable disk is not on the command line, so that a restored
     /// guest could not be given its copy.
-    pub fn machine(&self) -> Result<Value, GuestError> {
-        let places = crate::cmdline::disk_places(&self.record.arguments)
+    pub fn machine(&mut self) -> Result<Value, GuestError> {
+        // A device that was plugged in or out since is in the state that is saved.
+        let line = current_line(&mut self.qmp, &self.record.arguments)
+            .map_err(|error| self.unsupported(error.to_string()))?;
+        let places = crate::cmdline::disk_places(&line)
             .map_err(|error| self.failed("reading the command line", error))?;
         let real = |file: &str| {
             let path = self.record.folder.join(file);
@@ -106,10 +110,7 @@ impl QemuGuest {
                     "disk '{}' ({}) is not on QEMU's command line, so it could not be restored",
                     disk.info.name, disk.file
                 );
-                return Err(GuestError::Unsupported {
-                    guest: self.record.name.clone(),
-                    reasons: vec![reason],
-                });
+                return Err(self.unsupported(reason));
             };
             disks.push(json!({"name": disk.info.name, "place": place}));
         }
@@ -117,12 +118,16 @@ impl QemuGuest {
         Ok(json!({
             "hypervisor": "qemu",
             "program": record.program,
-            "arguments": record.arguments,
+            "arguments": line,
             "folder": record.folder,
             "version": self.found.version,
             "machine": self.found.machine,
             "disks": disks,
         }))
+    }
+
+    fn unsupported(&self, reason: String) -> GuestError {
+        GuestError::Unsupported { guest: self.record.name.clone(), reasons: vec![reason] }
     }
 
     /// Stops the guest for good: checkpoints leave it so. [`Guest::put_back`] lets
@@ -200,10 +205,7 @@ impl QemuGuest {
         }
         let reason = "it has stood still since its state was last saved, and QEMU saves it only \
                       once; that checkpoint is still exact, or let the guest run first";
-        Err(GuestError::Unsupported {
-            guest: self.record.name.clone(),
-            reasons: vec![reason.to_owned()],
-        })
+        Err(self.unsupported(reason.to_owned()))
     }
 
     fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
