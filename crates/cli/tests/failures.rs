@@ -4,10 +4,9 @@
 mod common;
 
 use common::files;
-use dewar_testkit::{GuestSpec, kill, qemu, signal_stop, wait_until, wait_while_alive};
+use dewar_testkit::{GuestSpec, SmallDisk, kill, qemu, signal_stop, wait_until, wait_while_alive};
 use rustix::process::Signal;
 use serde_json::json;
-use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -17,17 +16,12 @@ fn stores_that_fail_leave_the_guest_running() {
     guest.console.ask("fill 64 noise").expect("fill");
     guest.console.ask("check 8000 1 disk").expect("check");
 
-    // A file system of 24 MiB.
-    let small = lab.path().join("small");
-    std::fs::create_dir(&small).expect("folder");
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(&small).status();
-    assert!(mounted.expect("mount").success());
-    let url = format!("file:{}/store", small.display());
+    let small = SmallDisk::mount(&lab.path().join("small"), "24m").expect("small disk");
+    let url = format!("file:{}/store", small.path().display());
     let full = lab.dewar(&["checkpoint", "g", "--store", &url]);
-    let left = files(&small);
+    let left = files(small.path());
     let state = lab.ps("g").expect("listed")["state"].clone();
-    Command::new("umount").arg(&small).status().expect("umount");
+    drop(small);
     full.failed(1, &["No space left", "no checkpoint was made", "the guest is running"]);
     assert_eq!(state, "running");
     assert!(!left.iter().any(|path| path.to_string_lossy().contains(".seg")), "{left:?}");
@@ -286,13 +280,9 @@ fn a_restore_that_fails_leaves_the_dead_guests_disk() {
     let overlay = lab.root().join("guests/kept/disk-0.qcow2");
     let content = std::fs::read(&overlay).expect("overlay");
     // A RAM file system without room.
-    let small = lab.path().join("small");
-    std::fs::create_dir(&small).expect("folder");
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&small).status();
-    assert!(mounted.expect("mount").success());
-    let failed = lab.dewar(&["restore", "t", "--ram-dir", &small.display().to_string()]);
-    Command::new("umount").arg(&small).status().expect("umount");
+    let small = SmallDisk::mount(&lab.path().join("small"), "8m").expect("small disk");
+    let failed = lab.dewar(&["restore", "t", "--ram-dir", &small.path().display().to_string()]);
+    drop(small);
     failed.failed(4, &["no room", "no guest was started"]);
     assert!(std::fs::read(&overlay).expect("overlay") == content, "the disk is as it was");
     assert_eq!(lab.ps("kept").expect("listed")["state"], "ended");

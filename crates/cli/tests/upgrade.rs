@@ -5,8 +5,8 @@ mod common;
 
 use common::HeldCheckpoint;
 use dewar_testkit::{
-    Console, DiskSpec, GuestSpec, Lab, TestGuest, is_alive, kill, next_qemu, qemu, wait_until,
-    wait_while_alive,
+    Console, DiskSpec, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, next_qemu, qemu,
+    wait_until, wait_while_alive,
 };
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
@@ -225,6 +225,31 @@ fn a_disk_that_is_taken_away_leaves_the_guest_in_the_old_qemu() {
     assert_eq!(assert_one_whole(&lab, &mut guest, "the disk was taken"), old);
     upgrade(&lab, &mut guest, &next.display().to_string());
     assert_one_whole(&lab, &mut guest, "the disk is back");
+}
+
+/// The folder of the guests' records is full when the guest has moved.
+#[test]
+fn a_full_disk_after_the_hand_over_leaves_the_guest_in_the_new_qemu() {
+    let Some(next) = other("a_full_disk_after_the_hand_over") else { return };
+    let lab = common::lab();
+    let records = lab.root().join("guests");
+    let small = SmallDisk::mount(&records, "1m").expect("small disk");
+    let mut guest = busy_guest(&lab, "g");
+    let before = lab.pid("g").expect("pid");
+    let held = held_upgrade(&lab, &next, "resumed");
+    small.fill().expect("full");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("moved to its new QEMU") && said.contains("No space left"), "{said}");
+    // The guest is where it should be, and stays there while nothing can be finished.
+    guest.console = Console::connect(&guest.folder.join("console~")).expect("console");
+    guest.console.ask("verify").expect("it runs in the new QEMU");
+    lab.dewar(&["ps"]);
+    guest.console.ask("verify").expect("it still does");
+    small.free().expect("room");
+    let pid = assert_one_whole(&lab, &mut guest, "with room again");
+    assert_ne!(pid, before);
+    lab.dewar(&["stop", "g", "--now"]).done();
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod network;
 mod process;
 mod redis;
 mod slow_disk;
+mod small_disk;
 
 pub use console::Console;
 pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
@@ -23,3 +24,4 @@ pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
 pub use process::{is_alive, kill, signal_stop, wait_until, wait_while_alive};
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay};
 pub use slow_disk::SlowDisk;
+pub use small_disk::SmallDisk;

@@ -68,7 +68,7 @@ impl Drop for SlowDisk {
     }
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("{command:?}"))?;
     ensure!(status.success(), "{command:?} failed");
     Ok(())
