@@ -108,7 +108,7 @@ impl Prepared {
         match (said.as_str(), ProcessId::of(self.child.id() as i32)) {
             (READY, Some(process)) => Ok(process),
             // All had arrived before we looked.
-            (READY, None) => Ok(ProcessId { pid: self.child.id() as i32, started: 0 }),
+            (READY, None) => Ok(ProcessId { pid: self.child.id() as i32, started: 0, boot: 0 }),
             (said, _) => {
                 let _ = self.child.wait();
                 Err(failed(&self.name, said.trim()))

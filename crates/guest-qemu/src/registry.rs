@@ -12,8 +12,10 @@
 
 mod disks;
 mod frozen;
+mod process;
 
 pub use frozen::{Frozen, Kept};
+pub use process::ProcessId;
 
 use crate::cmdline::Descriptors;
 use rustix::fs::{FlockOperation, flock};
@@ -25,7 +27,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// A problem with a guest's folder.
 #[derive(Debug, thiserror::Error)]
@@ -59,44 +60,6 @@ fn io_error<'a>(
     path: &'a Path,
 ) -> impl FnOnce(io::Error) -> RegistryError + use<'a> {
     move |cause| RegistryError::Io { operation, path: path.to_owned(), cause }
-}
-
-/// A process, told from a later one with the same number by when it started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessId {
-    /// Its number.
-    pub pid: i32,
-    /// Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
-    pub started: u64,
-}
-
-impl ProcessId {
-    /// The process that has this number now.
-    pub fn of(pid: i32) -> Option<Self> {
-        let process = procfs::process::Process::new(pid).ok()?;
-        let stat = process.stat().ok()?;
-        // A first thread that is dead says nothing while others are dying:
-        // they still hold the files.
-        let ended = "ZX".contains(stat.state) && process.tasks().map_or(0, Iterator::count) <= 1;
-        (!ended).then_some(Self { pid, started: stat.starttime })
-    }
-
-    /// Whether it still runs.
-    pub fn is_alive(&self) -> bool {
-        Self::of(self.pid) == Some(*self)
-    }
-
-    /// Waits up to `time` for its end; says whether it came.
-    pub fn ends_within(&self, time: Duration) -> bool {
-        let deadline = Instant::now() + time;
-        while self.is_alive() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        true
-    }
 }
 
 /// How far a guest has come.
@@ -178,7 +141,7 @@ pub struct GuestRecord {
     pub start_pending: bool,
     /// The checkpoint that it was restored from.
     pub origin: Option<Origin>,
-    /// Where it is while it is frozen.
+    /// Where it is while it is frozen, and until it is known to run again.
     #[serde(default)]
     pub frozen: Option<Frozen>,
     /// The page server of a guest that was restored lazily; `server.json` tells

@@ -1,0 +1,65 @@
+//! Processes, by more than a number that others may have later.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// A process, told from a later one with the same number by when it started, and in
+/// which run of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: i32,
+    /// Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
+    pub started: u64,
+    /// Tells a run of the machine from others (`/proc/sys/kernel/random/boot_id`);
+    /// 0 where that was not noted.
+    #[serde(default)]
+    pub boot: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> Option<Self> {
+        let process = procfs::process::Process::new(pid).ok()?;
+        let stat = process.stat().ok()?;
+        // A first thread that is dead says nothing while others are dying:
+        // they still hold the files.
+        let ended = "ZX".contains(stat.state) && process.tasks().map_or(0, Iterator::count) <= 1;
+        (!ended).then_some(Self { pid, started: stat.starttime, boot: this_boot() })
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        let is_it = |now: Self| now.started == self.started && self.is_of_this_boot();
+        Self::of(self.pid).is_some_and(is_it)
+    }
+
+    /// Whether it may be one of this run of the machine.
+    pub fn is_of_this_boot(&self) -> bool {
+        self.boot == 0 || self.boot == this_boot()
+    }
+
+    /// Waits up to `time` for its end; says whether it came.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        while self.is_alive() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+/// Half of the number that this run of the machine has; 0 where it is not told.
+fn this_boot() -> u64 {
+    static BOOT: OnceLock<u64> = OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+        u64::from_str_radix(&digits, 16).unwrap_or(0)
+    })
+}
