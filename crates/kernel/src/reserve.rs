@@ -5,13 +5,22 @@
 //! - A larger runtime holds from the next period on; neither it nor leaving the
 //!   class and coming back fills up the present one.
 //! - Whoever leaves the class keeps his bandwidth until his deadline; coming back
-//!   before needs room for both.
+//!   before needs room for both. Whoever has slept for a while when he leaves keeps it
+//!   for ever: it is taken off by a timer that is set when he falls asleep, and only
+//!   if he left before it comes. Nobody can have it until scheduling domains are built
+//!   anew. So a sleeper's reservation is made as small as can be before it is left.
+//! - Whoever leaves when he has used up his runtime, and comes back after his deadline
+//!   but before the time at which what he overran is worked off (deadline + overrun *
+//!   period / runtime), never runs again: the timer that gives him a new runtime came
+//!   when he was not there. Leaving the class once more mends that.
+//! - Reading `sched_rt_runtime_us` builds scheduling domains anew (6.16 and later).
 //! - The run time in `schedstat` is exact for a thread that does not run. For one
 //!   that does it may be old by several ticks.
 
 use crate::KernelError;
 use std::fs;
 use std::io;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A thread of any process.
@@ -70,6 +79,13 @@ const DEADLINE: u32 = 6;
 /// does not let a thread in this class make any.
 const RESET_ON_FORK: u64 = 1;
 const RECLAIM: u64 = 2;
+/// So little of a CPU that the kernel counts it as nothing: the shortest runtime in
+/// about the longest period (`sched_deadline_period_max_us`).
+const NOTHING: Reservation = Reservation {
+    runtime: Duration::from_nanos(1024),
+    period: Duration::from_secs(4),
+    reclaim: false,
+};
 
 impl Scheduling {
     /// An ordinary thread.
@@ -116,6 +132,11 @@ impl Task {
     pub fn schedule(self, how: Scheduling) -> Result<(), KernelError> {
         if let Some(reservation) = how.reservation {
             return self.reserve(reservation);
+        }
+        let is_reserved = self.scheduling().is_ok_and(|now| now.policy == DEADLINE);
+        if is_reserved && !self.is_runnable() {
+            // Where this fails it leaves all the same.
+            let _ = self.reserve(NOTHING);
         }
         self.set(Attributes {
             policy: how.policy,
@@ -217,8 +238,14 @@ pub fn threads_of(process: i32) -> Vec<Task> {
 
 /// How many CPUs' time the kernel lets `SCHED_DEADLINE` threads have in all:
 /// `sched_rt_runtime_us` of `sched_rt_period_us` of each CPU, less the 5 % that
-/// Linux 6.12 and later keep for ordinary threads.
+/// Linux 6.12 and later keep for ordinary threads. Asked once: the kernel builds its
+/// scheduling domains anew each time.
 pub fn deadline_limit() -> f64 {
+    static LIMIT: OnceLock<f64> = OnceLock::new();
+    *LIMIT.get_or_init(read_deadline_limit)
+}
+
+fn read_deadline_limit() -> f64 {
     let read = |name: &str| -> Option<f64> {
         fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?.trim().parse().ok()
     };
