@@ -16,6 +16,8 @@ use std::process::ExitCode;
 pub enum Code {
     /// It failed; the guest is unharmed.
     Failed = 1,
+    /// The command line contradicts itself.
+    Usage = 2,
     /// There is no such guest or checkpoint.
     NotFound = 3,
     /// It is not supported here.

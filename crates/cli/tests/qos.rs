@@ -178,8 +178,8 @@ fn two_reservations_of_one_thread_are_refused() {
     assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
     lab.dewar(&["qos", "nobody", "--target", "1/s", "--detach"]).failed(3, &["no guest"]);
     let odd = qos(&lab, "p", sleeper.pid(), &["--patience", "3"]);
-    odd.failed(1, &["--law stepwise"]);
-    qos(&lab, "p", sleeper.pid(), &["--watch"]).failed(1, &["--watch is for --status"]);
+    odd.failed(2, &["--law stepwise"]);
+    qos(&lab, "p", sleeper.pid(), &["--watch"]).failed(2, &["--watch is for --status"]);
     assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
     assert_eq!(lab.dewar(&["qos", "--status"]).json()["promised_cpus"].to_string(), "0.0");
 }
@@ -371,10 +371,13 @@ fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
 
     if let Some(next) = next_qemu() {
         lab.dewar(&["upgrade", "g", "--qemu", &next.display().to_string()]).done();
-        let jobs = || status(&lab, "g").map_or(0, |it| it["jobs"].as_u64().unwrap_or(0));
+        let next = lab.pid("g").expect("pid");
+        assert_ne!(next, pid);
+        let its = || status(&lab, "g").filter(|it| it["pid"] == next);
         wait_until("the next QEMU's vCPUs", SOON, || vcpus(&lab).len() == 2);
-        wait_until("its heartbeats", SOON, || jobs() > 5);
-        assert_ne!(lab.pid("g"), Some(pid));
+        wait_until("its heartbeats", SOON, || {
+            its().is_some_and(|it| it["jobs"].as_u64() > Some(5))
+        });
         guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     } else {
         println!("SKIPPED the next QEMU's vCPUs: there is no second QEMU ('make next-qemu')");

@@ -19,14 +19,16 @@
 //! read a moment after a job's end, when the thread waits for the next. Where it does
 //! not wait, being late, its jobs are counted together with those after.
 
+mod tell;
 mod threads;
 
 use crate::hold::Answer;
 use crate::law::{Bounds, Demand, Job, Law, Stepwise};
 use crate::ledger::BY_WEIGHT;
+use crate::scribe::{Scribe, Ticket};
 use crate::weight::Group;
 use crate::{
-    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, SavedTask, Seen,
+    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, Seen, give_back,
 };
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
@@ -93,6 +95,11 @@ pub enum Ended {
 pub struct Controller {
     ledger: Ledger,
     entry: Entry,
+    /// Ends before the entry is removed.
+    scribe: Option<Scribe>,
+    /// A thread that is taken hold of when that is written down.
+    coming: Option<(Task, Ticket)>,
+    keeps_place: bool,
     subject: Subject,
     hold: Hold,
     laws: Vec<Box<dyn Law>>,
@@ -176,6 +183,9 @@ impl Controller {
         let (heartbeats, hold) = take().inspect_err(|_| ledger.release(&entry))?;
         let now = Instant::now();
         let mut controller = Self {
+            scribe: Some(Scribe::start(ledger.clone())),
+            coming: None,
+            keeps_place: false,
             ledger,
             entry,
             subject,
@@ -206,6 +216,12 @@ impl Controller {
         &self.entry
     }
 
+    /// Ends; what the guest was promised stays promised, to it alone, until this
+    /// process starts another controller of that name, releases the entry, or ends.
+    pub fn keep_place(mut self) {
+        self.keeps_place = true;
+    }
+
     /// Goes on until `stop` can be read or the guest ends. `told` hears once a
     /// second how it fares.
     ///
@@ -229,7 +245,7 @@ impl Controller {
             self.tend = self.hold.tend(now)?;
             self.look_after(now);
             if self.told.elapsed() >= TELL {
-                self.tell()?;
+                self.tell();
                 told(&self.entry);
             }
         }
@@ -360,9 +376,11 @@ impl Controller {
                 continue;
             }
             let had = task.ran().unwrap_or_default().saturating_sub(self.counted[index].ran);
-            // One that has not had it waits for others that have reservations.
-            if task.is_runnable() && had >= runtime.mul_f64(NEARLY_ALL) {
-                if self.hold.rescue(index, now) {
+            // One that has had some of it waits for others that have reservations; one
+            // that has had nothing may wait for ever ([`Hold`]).
+            let is_due = had >= runtime.mul_f64(NEARLY_ALL) || had.is_zero();
+            if task.is_runnable() && is_due {
+                if self.hold.rescue(index, now, had, next.end_of_period(now, period)) {
                     self.entry.seen.rescued += 1;
                     self.tend = Some(now);
                 }
@@ -375,46 +393,6 @@ impl Controller {
         next.look = look.filter(|_| now < next.deadline + period * FAR);
     }
 
-    /// Once a second: new threads, and the ledger.
-    fn tell(&mut self) -> Result<(), QosError> {
-        let elapsed = self.told.elapsed();
-        self.told = Instant::now();
-        let tasks: Vec<Task> = self.hold.tasks().collect();
-        let (used, busiest) = self.subject.busiest(&mut self.busy, elapsed, &tasks);
-        let helpers = self.subject.helpers(&tasks);
-        self.entry.seen.recent = std::mem::take(&mut self.since_told);
-        self.entry.seen.reserved = self.hold.share();
-        self.entry.seen.used = used;
-        self.entry.seen.ignored = self.heartbeats.ignored();
-        self.entry.seen.heard = self.entry.seen.recent.0 > 0;
-        self.hold.raise_helpers(&helpers);
-        let has_room = tasks.len() < self.target.promise.threads;
-        if let Some(task) = busiest.filter(|_| has_room) {
-            self.take_also(task)?;
-        } else if !self.hold.any_is_rescued() {
-            // How it fares is for people to read: a full disk takes nothing from the
-            // guest.
-            let _ = self.ledger.write(&self.entry);
-        }
-        Ok(())
-    }
-
-    /// Takes hold of one more thread, unless somebody else has, or the kernel refuses.
-    fn take_also(&mut self, task: Task) -> Result<(), QosError> {
-        let is_taken = self.ledger.entries().iter().any(|entry| entry.has_any(&[task]));
-        let Some(saved) = SavedTask::of(task).filter(|_| !is_taken) else { return Ok(()) };
-        // Written down before it is touched.
-        self.entry.saved.push(saved);
-        self.ledger.write(&self.entry)?;
-        if self.hold.add(task) {
-            self.expect(task);
-            self.next = None;
-        } else {
-            self.entry.saved.pop();
-        }
-        Ok(())
-    }
-
     fn forget(&mut self, index: usize) {
         self.hold.forget(index);
         self.laws.remove(index);
@@ -425,7 +403,14 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        self.ledger.release(&self.entry);
+        // Before anything that may wait for a disk.
+        give_back(&self.entry);
+        self.scribe = None;
+        if !self.keeps_place {
+            self.ledger.release(&self.entry);
+        } else if let Some(group) = &self.entry.group {
+            group.dissolve();
+        }
     }
 }
 
@@ -435,6 +420,15 @@ impl LawKind {
             Self::Demand => "demand",
             Self::Stepwise { .. } => "stepwise",
         }
+    }
+}
+
+impl NextJob {
+    /// When the period ends, about, that a thread is in which was woken for this job.
+    fn end_of_period(&self, now: Instant, period: Duration) -> Instant {
+        let late = now.saturating_duration_since(self.deadline);
+        let periods = late.as_nanos().div_ceil(period.as_nanos().max(1));
+        self.deadline + period * u32::try_from(periods).unwrap_or(FAR)
     }
 }
 

@@ -18,6 +18,9 @@ pub enum QosError {
     /// Somebody gives it CPU time already.
     #[error("'{0}' has its CPU time from another 'dewar qos'")]
     Held(String),
+    /// It is not known what is promised.
+    #[error("{} cannot be read: it is not known who has been promised what", .0.display())]
+    Unreadable(PathBuf),
     /// No thread can be put under `SCHED_DEADLINE` here.
     #[error("threads cannot be given deadlines here: {0}")]
     NoDeadlines(String),

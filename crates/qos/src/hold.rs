@@ -14,6 +14,13 @@
 //!
 //! The kernel keeps the bandwidth of a thread that left `SCHED_DEADLINE` until its
 //! deadline, so there may be no room to come back at once. A rescue ends nevertheless.
+//!
+//! **A thread that would never run again.** One that left with its runtime used up, as
+//! a rescued one does, must not come back between its deadline and the time at which
+//! what it overran is worked off ([`dewar_kernel::Task`]'s module tells why). When its
+//! deadline is, is only guessed: one period after its job was released. So a rescue
+//! that ends late waits that time out; and whoever wants to run and is not let run for
+//! longer than a period, though it is promised, is taken out of the class and put back.
 
 use crate::weight::Group;
 use crate::{Entry, Promise, QosError, SavedTask};
@@ -24,6 +31,9 @@ use std::time::{Duration, Instant};
 /// What a guest's other threads (disks, network, timers) run at meanwhile, so that
 /// a reserved guest does not wait for its own disk behind a hog.
 const HELPERS_NICE: i32 = -10;
+/// What a thread runs at that must stay out of its reservation for a while: nobody
+/// else has to pay for that.
+const OUTSIDE_NICE: i32 = 0;
 /// What a thread runs at that has used up its promise while its job is not done: as
 /// a real-time thread. An ordinary one of the highest weight may wait for long where
 /// it comes from another class (seen on 6.18).
@@ -32,6 +42,13 @@ const RESCUE_PRIORITY: u32 = 1;
 const SHORTEST_RESCUE: Duration = Duration::from_micros(500);
 /// How often a thread that waits for room is tried again.
 const ROOM_AGAIN: Duration = Duration::from_millis(2);
+/// By so much a guess of a thread's deadline may be too late.
+const GUESS: Duration = Duration::from_millis(1);
+/// The longest time between two ticks (HZ=100): a thread may overrun that much, and its
+/// run time be told that much too late.
+const TICK: Duration = Duration::from_millis(10);
+/// Periods that a thread stays out at most, whatever it overran.
+const OUT: u32 = 8;
 
 /// How CPU time is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +81,8 @@ pub struct Hold {
     means: Means,
     threads: Vec<Held>,
     group: Option<Group>,
+    /// When it is next looked whether all get what they are promised.
+    look_at: Instant,
 }
 
 #[derive(Debug)]
@@ -71,6 +90,10 @@ struct Held {
     task: Task,
     runtime: Duration,
     state: State,
+    /// Between these it must not come back.
+    out: Option<(Instant, Instant)>,
+    /// What it had run when it was seen to run, or not to want to; and when.
+    seen: (Duration, Instant),
     /// The next rescue comes no sooner.
     rescue_from: Option<Instant>,
     /// Whether it was rescued since that was asked last.
@@ -100,7 +123,8 @@ impl Hold {
         let (period, max) = (promise.period(), promise.period().mul_f64(promise.max));
         let threads = tasks.iter().map(|task| Held::new(*task, max)).collect();
         let min = period.mul_f64(promise.min);
-        let mut hold = Self { period, min, max, means, threads, group };
+        let look_at = Instant::now();
+        let mut hold = Self { period, min, max, means, threads, group, look_at };
         for index in 0..hold.threads.len() {
             hold.begin(index)?;
         }
@@ -168,8 +192,15 @@ impl Hold {
     /// Puts a thread under its promise. One that is not there yet, and may not be,
     /// waits.
     fn promise(&mut self, index: usize) -> Result<Answer, QosError> {
+        let now = Instant::now();
+        if self.threads[index].must_stay_out(now) {
+            self.threads[index].wait(now, OUTSIDE_NICE);
+            return Ok(Answer::Done);
+        }
         let Err(error) = self.put(index) else {
-            self.threads[index].state = State::Promised;
+            let held = &mut self.threads[index];
+            (held.state, held.out) = (State::Promised, None);
+            held.seen = (held.task.ran().unwrap_or_default(), now);
             return Ok(Answer::Done);
         };
         match errno(&error) {
@@ -181,21 +212,27 @@ impl Hold {
             }
             _ => return Err(error.into()),
         }
-        let held = &mut self.threads[index];
-        if let State::Rescued { .. } = held.state {
-            // Whatever it was before: it must not stay ahead of all others.
-            let _ = held.task.schedule(Scheduling::ordinary(HELPERS_NICE));
-            held.state = State::Waiting { since: Instant::now() };
+        if let State::Rescued { .. } = self.threads[index].state {
+            self.threads[index].wait(now, HELPERS_NICE);
         }
         Ok(Answer::Refused)
     }
 
     /// Lets a thread that used up its promise run on, ahead of all ordinary ones, for
     /// what the most that it may have leaves in this period; once in a period. Where
-    /// that may not be it waits for its next. Says whether it is.
-    pub(crate) fn rescue(&mut self, index: usize, now: Instant) -> bool {
-        let room = self.max.saturating_sub(self.threads[index].runtime);
+    /// that may not be it waits for its next. `had` is what it ran since its job was
+    /// released, `deadline` about when its period ends. Says whether it is.
+    pub(crate) fn rescue(
+        &mut self,
+        index: usize,
+        now: Instant,
+        had: Duration,
+        deadline: Instant,
+    ) -> bool {
         let held = &mut self.threads[index];
+        // It is to be back before its deadline.
+        let left = deadline.saturating_duration_since(now).saturating_sub(2 * GUESS);
+        let room = self.max.saturating_sub(held.runtime).min(left);
         let may = held.state == State::Promised
             && held.rescue_from.is_none_or(|from| now >= from)
             && matches!(self.means, Means::Deadline { .. })
@@ -203,24 +240,31 @@ impl Hold {
         if !may || held.task.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_err() {
             return false;
         }
+        let overran = had.saturating_sub(held.runtime) + TICK;
+        let longer = overran.mul_f64(self.period.div_duration_f64(held.runtime));
+        let until = deadline + longer.min(self.period * OUT);
+        held.out = deadline.checked_sub(GUESS).map(|from| (from, until));
         held.state = State::Rescued { until: now + room };
         held.rescue_from = Some(now + self.period);
         held.was_rescued = true;
         true
     }
 
-    /// Ends rescues whose time is up, and brings those back that wait for room. Says
-    /// when to look again.
+    /// Ends rescues whose time is up, brings those back that wait, and helps those that
+    /// do not get what they are promised. Says when to look again.
     ///
     /// # Errors
     /// Where the kernel fails us.
     pub(crate) fn tend(&mut self, now: Instant) -> Result<Option<Instant>, QosError> {
-        let mut next: Option<Instant> = None;
+        let mut next = self.look_for_stuck(now);
         for index in 0..self.threads.len() {
             match self.threads[index].state {
                 State::Promised => continue,
                 State::Rescued { until } if now < until => {}
                 State::Rescued { .. } => drop(self.promise(index)?),
+                State::Waiting { .. } if self.threads[index].must_stay_out(now) => {
+                    self.threads[index].wait(now, OUTSIDE_NICE);
+                }
                 State::Waiting { since } => {
                     let is_long = now - since > self.period;
                     let held = &mut self.threads[index];
@@ -240,6 +284,29 @@ impl Hold {
             next = Some(next.map_or(at, |next| next.min(at)));
         }
         Ok(next)
+    }
+
+    /// Takes those out of the class that want to run and have not for more than a
+    /// period. Says when to look again.
+    fn look_for_stuck(&mut self, now: Instant) -> Option<Instant> {
+        if self.means == Means::Weight {
+            return None;
+        }
+        // Who has used up its runtime stands still for a period at most.
+        let long = self.period * 5 / 4 + TICK;
+        if now < self.look_at {
+            return Some(self.look_at);
+        }
+        self.look_at = now + long;
+        for held in self.threads.iter_mut().filter(|held| held.state == State::Promised) {
+            let Some(ran) = held.task.ran() else { continue };
+            if ran != held.seen.0 || !held.task.is_runnable() {
+                held.seen = (ran, now);
+            } else if now - held.seen.1 >= long {
+                held.wait(now, OUTSIDE_NICE);
+            }
+        }
+        Some(self.look_at)
     }
 
     /// Whether a thread was rescued since this was asked last.
@@ -305,7 +372,23 @@ impl Hold {
 
 impl Held {
     fn new(task: Task, runtime: Duration) -> Self {
-        Self { task, runtime, state: State::Promised, rescue_from: None, was_rescued: false }
+        let seen = (Duration::ZERO, Instant::now());
+        let (state, rescue_from, was_rescued) = (State::Promised, None, false);
+        Self { task, runtime, state, out: None, seen, rescue_from, was_rescued }
+    }
+
+    fn must_stay_out(&self, now: Instant) -> bool {
+        self.state != State::Promised
+            && self.out.is_some_and(|(from, until)| from <= now && now < until)
+    }
+
+    /// Lets it wait until it can be put under its promise. Whatever it was before: it
+    /// must not stay ahead of all others.
+    fn wait(&mut self, since: Instant, nice: i32) {
+        if !matches!(self.state, State::Waiting { .. }) {
+            let _ = self.task.schedule(Scheduling::ordinary(nice));
+        }
+        self.state = State::Waiting { since };
     }
 }
 
@@ -336,3 +419,6 @@ pub fn give_back(entry: &Entry) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,9 @@
 //!
 //! An entry names how each thread was scheduled before. It is written before a
 //! thread is touched and removed when all are as they were. Whoever finds an entry
-//! whose controller is dead gives its threads back.
+//! whose controller is dead gives its threads back. While one cannot be read nobody
+//! is admitted: what it promises is not known. One from before the machine was
+//! restarted means nothing.
 
 use crate::weight::Group;
 use crate::{QosError, give_back};
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// A process that is given CPU time, or gives it.
 pub type Owner = ProcessId;
@@ -188,24 +190,34 @@ impl Ledger {
 
     /// All entries that can be read, by name.
     pub fn entries(&self) -> Vec<Entry> {
-        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let texts = files.filter(|file| file.path().extension().is_some_and(|it| it == "json"));
-        let read = |file: fs::DirEntry| serde_json::from_slice(&fs::read(file.path()).ok()?).ok();
-        let mut entries: Vec<Entry> = texts.filter_map(read).collect();
+        let mut entries: Vec<Entry> =
+            self.files().iter().filter_map(|path| read(path).ok().flatten()).collect();
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         entries
     }
 
     /// The entry of a guest.
     pub fn entry(&self, name: &str) -> Option<Entry> {
-        serde_json::from_slice(&fs::read(self.path(name)).ok()?).ok()
+        read(&self.path(name)).ok().flatten()
+    }
+
+    /// Entries that cannot be read.
+    pub fn unreadable(&self) -> Vec<PathBuf> {
+        self.files().into_iter().filter(|path| read(path).is_err()).collect()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let paths = files.map(|file| file.path());
+        paths.filter(|path| path.extension().is_some_and(|it| it == "json")).collect()
     }
 
     /// Admits a guest, by the rule above, and enters it with how `tasks` are scheduled
     /// now: whoever had them before has given them back.
     ///
     /// # Errors
-    /// Where there is no room, or somebody serves it or one of its threads.
+    /// Where there is no room, somebody serves it or one of its threads, or an entry
+    /// cannot be read.
     pub fn admit(
         &self,
         entry: &mut Entry,
@@ -214,7 +226,12 @@ impl Ledger {
     ) -> Result<(), QosError> {
         let _lock = self.lock()?;
         self.settle_locked();
-        let others = self.entries();
+        if let Some(path) = self.unreadable().into_iter().next() {
+            return Err(QosError::Unreadable(path));
+        }
+        let mut others = self.entries();
+        // The place that it kept ([`crate::Controller::keep_place`]).
+        others.retain(|other| other.name != entry.name || other.controller != entry.controller);
         if others.iter().any(|other| other.name == entry.name || other.has_any(tasks)) {
             return Err(QosError::Held(entry.name.clone()));
         }
@@ -247,7 +264,10 @@ impl Ledger {
 
     /// Gives a guest's threads back and forgets it.
     pub fn release(&self, entry: &Entry) {
-        give_back(entry);
+        // After a restart of the machine they are somebody else's.
+        if entry.controller.is_of_this_boot() {
+            give_back(entry);
+        }
         if let Some(group) = &entry.group {
             group.dissolve();
         }
@@ -266,6 +286,10 @@ impl Ledger {
     }
 
     fn settle_locked(&self) -> Vec<String> {
+        let lost = |path: &PathBuf| is_from_before_boot(path).unwrap_or(false);
+        for path in self.unreadable().into_iter().filter(lost) {
+            let _ = fs::remove_file(path);
+        }
         let dead = |entry: &Entry| !entry.controller.is_alive();
         let stale: Vec<Entry> = self.entries().into_iter().filter(dead).collect();
         stale.iter().for_each(|entry| self.release(entry));
@@ -286,4 +310,22 @@ impl Ledger {
             .map_err(|errno| QosError::file(&path)(errno.into()))?;
         Ok(Lock { _file: file })
     }
+}
+
+/// The entry in a file; `None` where it was removed just now.
+fn read(path: &Path) -> Result<Option<Entry>, QosError> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes.map_err(QosError::file(path))?,
+    };
+    let entry = serde_json::from_slice(&bytes);
+    entry.map(Some).map_err(|_| QosError::Unreadable(path.to_owned()))
+}
+
+/// Whether a file was written before the machine was started.
+fn is_from_before_boot(path: &Path) -> Option<bool> {
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime: f64 = uptime.split(' ').next()?.parse().ok()?;
+    let booted = SystemTime::now().checked_sub(Duration::from_secs_f64(uptime))?;
+    Some(fs::metadata(path).ok()?.modified().ok()? < booted)
 }

@@ -17,6 +17,7 @@ mod heartbeats;
 mod hold;
 pub mod law;
 mod ledger;
+mod scribe;
 mod weight;
 
 pub use controller::{Controller, Ended, LawKind, Subject, Target};

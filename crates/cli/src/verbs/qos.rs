@@ -61,7 +61,7 @@ fn refuse_nonsense(context: &Context, args: &QosArgs) -> Result<(), Failure> {
         (args.watch && context.json, "--watch is for people: leave out --json"),
     ];
     match nonsense.iter().find(|(is_so, _)| *is_so) {
-        Some((_, what)) => Err(Failure::new(Code::Failed, *what)),
+        Some((_, what)) => Err(Failure::new(Code::Usage, *what)),
         None => Ok(()),
     }
 }
@@ -82,16 +82,21 @@ fn serve(
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
         keeper::say_ready();
-        let ended = controller.run(stop.as_fd(), |entry| view.set_message(line(entry)));
+        let ended = controller.run(stop.as_fd(), |entry| view.set_message(line(entry)))?;
         let entry = controller.entry().clone();
-        drop(controller);
-        add(&mut seen, entry);
-        if ended? == Ended::Stopped {
+        add(&mut seen, entry.clone());
+        if ended == Ended::Stopped {
             break;
         }
+        // It may go on in another QEMU; nobody is given its place meanwhile. Should
+        // we fail, the keeper gives it up.
+        controller.keep_place();
         match successor(context, &subject, args, stop.as_fd())? {
             Some(next) => subject = next,
-            None => break,
+            None => {
+                ledger.release(&entry);
+                break;
+            }
         }
     }
     keeper.dismiss();
@@ -286,6 +291,9 @@ impl From<QosError> for Failure {
             QosError::Held(_) => Self::new(Code::Failed, text)
                 .state("it goes on")
                 .advice("'dewar qos NAME --release' ends it"),
+            QosError::Unreadable(_) => Self::new(Code::Failed, text)
+                .state(unchanged)
+                .advice("remove it when the guest that has its name has ended"),
             QosError::NoDeadlines(_) | QosError::NoGroups(_) => {
                 Self::new(Code::Unsupported, text).state(unchanged)
             }

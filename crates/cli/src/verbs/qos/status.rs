@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
 use dewar_kernel::deadline_limit;
-use dewar_qos::{Entry, Ledger};
+use dewar_qos::{Entry, Ledger, QosError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -21,11 +21,16 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
                 return Err(Failure::new(Code::NotFound, what));
             }
         }
+        let unreadable = ledger.unreadable();
+        for path in &unreadable {
+            eprintln!("dewar: {}", QosError::Unreadable(path.clone()));
+        }
         let limit = deadline_limit();
         let headroom = (limit - promised).max(0.0);
         let told = json!({
             "reservations": entries.iter().map(told).collect::<Vec<_>>(),
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
+            "unreadable": unreadable,
         });
         if args.watch && !context.json {
             // Home, and clear what is below.
