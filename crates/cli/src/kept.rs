@@ -6,6 +6,7 @@ use dewar_guest_qemu::freeze::SUMS;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
 use dewar_memory::{SUM_BYTES, sum, sums};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The checksums of each RAM file, as they are kept.
@@ -25,11 +26,10 @@ pub fn sums_of(ram: &[RamFile]) -> Result<Vec<Vec<String>>, Failure> {
 /// Reads the state of a guest's devices, which has this checksum.
 pub fn read_state(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> {
     let bytes = fs::read(path).map_err(|error| {
-        let what = format!("the state of its devices, {}: {error}", path.display());
-        Failure::new(Code::Failed, what)
+        unreadable(path, &error)
             .advice("if the machine was restarted its memory is lost: restore a checkpoint")
     })?;
-    if format!("{:032x}", sum(&bytes)) == expected {
+    if is_state(&bytes, expected) {
         return Ok(bytes);
     }
     let what = format!("the state of its devices, {}, was changed", path.display());
@@ -38,31 +38,20 @@ pub fn read_state(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> {
 
 /// That each byte of the guest's memory is what it was.
 pub fn check_memory(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    let changed = |what: String| {
-        Failure::new(Code::Failed, format!("the memory of '{}' {what}", record.name))
-            .advice("'dewar restore' brings back a checkpoint of it")
-    };
-    let before: Vec<Vec<String>> =
-        folder.read(SUMS)?.ok_or_else(|| changed("has lost its checksums".to_owned()))?;
-    let now = sums_of(&record.ram)?;
-    for ((file, before), now) in record.ram.iter().zip(&before).zip(&now) {
-        let differs = before.iter().zip(now).position(|(before, now)| before != now);
-        let differs = differs.or((before.len() != now.len()).then_some(0));
-        if let Some(index) = differs {
-            let start = index as u64 * SUM_BYTES;
-            let end = file.bytes.min(start + SUM_BYTES);
-            return Err(changed(format!(
-                "was changed while it was frozen: RAM '{}', bytes {start:#x} to {end:#x}",
-                file.id
-            )));
+    match difference(folder, record)? {
+        None => Ok(()),
+        Some(what) => {
+            let what = format!("the memory of '{}' {what}", record.name);
+            Err(Failure::new(Code::Failed, what)
+                .advice("'dewar restore' brings back a checkpoint of it"))
         }
     }
-    if before.len() == record.ram.len() { Ok(()) } else { Err(changed("is incomplete".to_owned())) }
 }
 
 /// What has become of a guest whose QEMU died while `thaw` was about to let it
 /// run: it is frozen as before, if its memory proves that it never ran. A guest
-/// that ran for a moment must not begin again from an older state.
+/// that ran for a moment must not begin again from an older state. Where its memory
+/// cannot be read nothing is decided.
 pub fn settle_unthawed(
     folder: &GuestFolder,
     mut record: GuestRecord,
@@ -74,8 +63,7 @@ pub fn settle_unthawed(
     let Some(Frozen { kept: Kept::InPlace { state, sum, sums }, .. }) = &record.frozen else {
         return Ok(record);
     };
-    let never_ran =
-        *sums && read_state(state, sum).is_ok() && check_memory(folder, &record).is_ok();
+    let never_ran = *sums && is_whole(folder, &record, state, sum).map_err(Failure::attention)?;
     if never_ran {
         record.phase = Phase::Frozen;
     } else {
@@ -84,4 +72,49 @@ pub fn settle_unthawed(
     record.start_pending = false;
     folder.set_record(&record)?;
     Ok(record)
+}
+
+fn is_whole(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    state: &Path,
+    sum: &str,
+) -> Result<bool, Failure> {
+    let kept = match fs::read(state) {
+        Ok(bytes) => is_state(&bytes, sum),
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => return Err(unreadable(state, &error)),
+    };
+    let is_there = record.ram.iter().all(|file| file.path.exists());
+    Ok(kept && is_there && difference(folder, record)?.is_none())
+}
+
+fn is_state(bytes: &[u8], expected: &str) -> bool {
+    format!("{:032x}", sum(bytes)) == expected
+}
+
+fn unreadable(state: &Path, error: &std::io::Error) -> Failure {
+    let what = format!("the state of its devices, {}: {error}", state.display());
+    Failure::new(Code::Failed, what)
+}
+
+/// In what a guest's memory is not as it was.
+fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<String>, Failure> {
+    let Some(before) = folder.read::<Vec<Vec<String>>>(SUMS)? else {
+        return Ok(Some("has lost its checksums".to_owned()));
+    };
+    let now = sums_of(&record.ram)?;
+    for ((file, before), now) in record.ram.iter().zip(&before).zip(&now) {
+        let differs = before.iter().zip(now).position(|(before, now)| before != now);
+        let differs = differs.or((before.len() != now.len()).then_some(0));
+        if let Some(index) = differs {
+            let start = index as u64 * SUM_BYTES;
+            let end = file.bytes.min(start + SUM_BYTES);
+            let id = &file.id;
+            return Ok(Some(format!(
+                "was changed while it was frozen: RAM '{id}', bytes {start:#x} to {end:#x}"
+            )));
+        }
+    }
+    Ok((before.len() != record.ram.len()).then(|| "is incomplete".to_owned()))
 }

@@ -33,7 +33,7 @@ pub struct Tracking {
 impl Tracking {
     /// What is tracked of the guest as it runs now.
     pub fn load(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<Self>, Failure> {
-        Ok(folder.read::<Self>(FILE)?.filter(|tracking| tracking.process == record.process))
+        Ok(folder.read::<Self>(FILE)?.filter(|tracking| tracking.process.is_same(&record.process)))
     }
 
     /// Notes that a count is being touched: should we die, it is no count.

@@ -136,7 +136,7 @@ pub struct GuestRecord {
     pub descriptors: Descriptors,
     /// How far it has come.
     pub phase: Phase,
-    /// Whether it was restored and is still to be let run.
+    /// Whether it was restored or thawed and is still to be let run.
     #[serde(default)]
     pub start_pending: bool,
     /// The checkpoint that it was restored from.

@@ -87,6 +87,6 @@ fn command_line(pid: i32) -> std::io::Result<Vec<String>> {
 fn known_guest(context: &Context, process: ProcessId) -> Option<String> {
     context.registry.names().into_iter().find(|name| {
         let record = context.registry.guest(name).and_then(|folder| folder.record());
-        record.is_ok_and(|record| record.process == process)
+        record.is_ok_and(|record| record.process.is_same(&process))
     })
 }

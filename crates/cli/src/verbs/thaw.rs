@@ -95,6 +95,7 @@ fn revive(
     was_running: bool,
     progress: &Progress,
 ) -> Result<(GuestRecord, Qmp), Failure> {
+    let frozen = record.clone();
     let tracking = Tracking::load(folder, &record)?.filter(|it| it.since.is_some());
     let launched = start(folder, &record, machine)?;
     let mut qmp = launched.qmp;
@@ -119,6 +120,8 @@ fn revive(
     if let Err(failure) = loaded {
         // It never ran; the next try would end it too.
         let _ = ProcessHandle::open(Pid(record.process.pid)).map(|process| process.kill());
+        // The disk may say otherwise, though writing that failed.
+        let _ = folder.set_record(&frozen);
         return Err(failure);
     }
     if let Some((tracking, tracker)) = tracking.zip(tracker) {

@@ -1,9 +1,9 @@
-//! What is known of a guest that has no process.
+//! What is known of a guest that has no process, or none that it is known to run in.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Where a guest is that has no process.
+/// Where a guest is that has no process, and until it is known to run again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frozen {
     /// Whether it ran.

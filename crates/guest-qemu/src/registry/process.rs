@@ -32,8 +32,13 @@ impl ProcessId {
 
     /// Whether it still runs.
     pub fn is_alive(&self) -> bool {
-        let is_it = |now: Self| now.started == self.started && self.is_of_this_boot();
-        Self::of(self.pid).is_some_and(is_it)
+        Self::of(self.pid).is_some_and(|now| now.is_same(self))
+    }
+
+    /// Whether both are one process, as far as is known.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_one_boot = self.boot == other.boot || self.boot == 0 || other.boot == 0;
+        self.pid == other.pid && self.started == other.started && is_one_boot
     }
 
     /// Whether it may be one of this run of the machine.
