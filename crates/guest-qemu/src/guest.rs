@@ -90,7 +90,8 @@ impl QemuGuest {
     ///
     /// # Errors
     /// Where a writable disk is not on the command line, so that a restored
-    /// guest could not be given its copy.
+    /// guest could not be given its copy, or where it is not known how what was
+    /// plugged in could be started again.
     pub fn machine(&mut self) -> Result<Value, GuestError> {
         // A device that was plugged in or out since is in the state that is saved.
         let line = current_line(&mut self.qmp, &self.record.arguments)

@@ -4,7 +4,8 @@
 //! QEMU tells all properties of a device, not which of them somebody set. Those
 //! that people set ([`PROPERTIES`]) are given again where they differ from their
 //! defaults. What is missed shows when the new QEMU loads the device's state: it
-//! refuses one that does not fit, and the guest stays where it is.
+//! refuses one that does not fit. An upgrade then leaves the guest where it is; of a
+//! frozen guest or a checkpoint it shows when it is brought back.
 
 use super::forwards::monitor;
 use crate::cmdline::{Argument, Properties, arguments};
@@ -60,6 +61,10 @@ pub(crate) enum CurrentError {
 
 /// The present form of `line`.
 pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
+    if arguments(line).iter().any(|argument| argument.name == "readconfig") {
+        // What is in that file would count as plugged in.
+        return Ok(line.to_vec());
+    }
     let plugged = plugged(qmp)?;
     let there = There {
         devices: plugged.iter().map(|(id, _)| id.clone()).collect(),
@@ -71,27 +76,32 @@ pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>
     for argument in arguments(line) {
         let id = id_of(&argument);
         let words = 1 + usize::from(!argument.name.is_empty() && argument.value.is_some());
-        if id.as_ref().is_none_or(|id| there.has(&argument, id)) {
+        if id.as_ref().is_none_or(|(_, id)| there.has(&argument, id)) {
             now.extend_from_slice(&line[argument.at..argument.at + words]);
             known.extend(id);
         }
     }
     let mut added = Vec::new();
-    for (id, kind) in plugged.iter().filter(|(id, _)| !known.contains(id)) {
-        added.push(device(qmp, id, kind)?);
+    for (id, kind) in &plugged {
+        if !known.contains(&(Names::Devices, id.clone())) {
+            added.push(device(qmp, id, kind)?);
+        }
     }
     for device in hosts_first(added) {
-        for (key, backend) in
-            [("netdev", netdev as Backend), ("drive", drive), ("iothread", iothread)]
-        {
+        for (key, names, backend) in [
+            ("netdev", Names::Netdevs, netdev as Backend),
+            ("drive", Names::Blocks, drive),
+            ("iothread", Names::Objects, iothread),
+        ] {
             let Some(name) = device.get(key).and_then(Value::as_str) else { continue };
-            if !known.iter().any(|id| id == name) {
+            let id = (names, name.to_owned());
+            if !known.contains(&id) {
                 now.extend(backend(qmp, name, &there)?);
-                known.push(name.to_owned());
+                known.push(id);
             }
         }
         if let Some(name) = device.get("chardev").and_then(Value::as_str) {
-            if !known.iter().any(|id| id == name) {
+            if !known.contains(&(Names::Chardevs, name.to_owned())) {
                 let why = format!("character device '{name}' was added to it since");
                 return Err(CurrentError::Unknown(why));
             }
@@ -147,14 +157,29 @@ impl There {
     }
 }
 
+/// What shares its names with nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Devices,
+    Netdevs,
+    Blocks,
+    Chardevs,
+    Objects,
+}
+
 /// The name that an option gives.
-fn id_of(argument: &Argument<'_>) -> Option<String> {
+fn id_of(argument: &Argument<'_>) -> Option<(Names, String)> {
     let options = Properties::parse(argument.value?).ok()?;
-    match argument.name {
-        "device" | "netdev" | "drive" | "chardev" | "object" => options.get("id", ""),
-        "blockdev" => options.get("node-name", ""),
-        _ => None,
-    }
+    let (names, key) = match argument.name {
+        "device" => (Names::Devices, "id"),
+        "netdev" => (Names::Netdevs, "id"),
+        "drive" => (Names::Blocks, "id"),
+        "blockdev" => (Names::Blocks, "node-name"),
+        "chardev" => (Names::Chardevs, "id"),
+        "object" => (Names::Objects, "id"),
+        _ => return None,
+    };
+    Some((names, options.get(key, "")?))
 }
 
 /// Devices with a name: it, and their kind.
@@ -167,15 +192,23 @@ fn plugged(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
     Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
 }
 
-/// Network backends and what is told of them: lines such as
-/// ` \ net0: index=0,type=tap,ifname=tap0,script=no`.
+/// Network backends and what is told of them.
 pub(super) fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
-    let told = monitor(qmp, "info network")?;
-    let line = |line: &str| {
-        let (id, rest) = line.trim().trim_start_matches(['\\', ' ']).split_once(": ")?;
-        Some((id.to_owned(), rest.to_owned()))
-    };
-    Ok(told.lines().filter_map(line).collect())
+    Ok(told_netdevs(&monitor(qmp, "info network")?))
+}
+
+/// Reads lines such as ` \ net0: index=0,type=tap,ifname=tap0,script=no`; the port of a
+/// hub comes before what is behind it, or alone: ` \ port0: net0: index=0,type=user`.
+fn told_netdevs(told: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for line in told.lines() {
+        let text = line.trim().trim_start_matches(['\\', ' ']);
+        let (names, rest) = text.split_at(text.find("index=").unwrap_or(text.len()));
+        let names = names.split(": ").map(|name| name.trim_end_matches(':').trim());
+        let names = names.filter(|name| !name.is_empty() && !name.contains(' '));
+        found.extend(names.map(|name| (name.to_owned(), rest.to_owned())));
+    }
+    found
 }
 
 /// The names of block nodes and of drives.
@@ -289,4 +322,18 @@ fn drive(qmp: &mut Qmp, name: &str, _: &There) -> Result<[String; 2], CurrentErr
 
 fn iothread(_: &mut Qmp, id: &str, _: &There) -> Result<[String; 2], CurrentError> {
     Ok(["-object".to_owned(), format!("iothread,id={id}")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told_netdevs;
+
+    #[test]
+    fn network_backends_are_told_in_several_ways() {
+        let told = "hub 0\n \\ port0: net0: index=0,type=user,net=10.0.2.0\n \\ port1\n\
+                    nic.0: index=0,type=nic,model=e1000\n \\ net1: index=0,type=tap,ifname=t0\n";
+        let names: Vec<String> = told_netdevs(told).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["port0", "net0", "port1", "nic.0", "net1"]);
+        assert_eq!(told_netdevs(told)[4].1, "index=0,type=tap,ifname=t0");
+    }
 }
