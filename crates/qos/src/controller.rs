@@ -22,13 +22,14 @@
 mod tell;
 mod threads;
 
-use crate::hold::Answer;
+use crate::hold::{Answer, LEAST_RUNTIME};
 use crate::law::{Bounds, Demand, Job, Law, Stepwise};
 use crate::ledger::BY_WEIGHT;
 use crate::scribe::{Scribe, Ticket};
 use crate::weight::Group;
 use crate::{
-    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, Seen, give_back,
+    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, SavedTask, Seen,
+    give_back,
 };
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
@@ -51,8 +52,6 @@ const TOGETHER: u32 = 4;
 /// A thread that had so much of its promise, and wants more, has had all: the kernel
 /// takes off what it overran before.
 const NEARLY_ALL: f64 = 0.75;
-/// The kernel takes no runtime below 1,024 ns.
-const LEAST_RUNTIME: Duration = Duration::from_micros(10);
 /// Further ahead no release is believed, in periods.
 const FAR: u32 = 4;
 
@@ -98,7 +97,7 @@ pub struct Controller {
     /// Ends before the entry is removed.
     scribe: Option<Scribe>,
     /// A thread that is taken hold of when that is written down.
-    coming: Option<(Task, Ticket)>,
+    coming: Option<(SavedTask, Ticket)>,
     keeps_place: bool,
     subject: Subject,
     hold: Hold,
@@ -354,13 +353,18 @@ impl Controller {
         };
         let from = release.max(now);
         let least = (0..self.hold.len()).map(|index| self.hold.runtime(index)).min()?;
-        Some(NextJob { from, deadline: release + period, look: Some(from + least) })
+        let look = self.may_rescue().then(|| from + least);
+        Some(NextJob { from, deadline: release + period, look })
+    }
+
+    fn may_rescue(&self) -> bool {
+        self.target.law == LawKind::Demand && self.target.means != Means::Weight
     }
 
     /// Rescues threads that have had their promise though their job is not done.
     fn look_after(&mut self, now: Instant) {
         let Some(next) = &mut self.next else { return };
-        if next.look.is_none_or(|look| now < look) || self.target.law != LawKind::Demand {
+        if next.look.is_none_or(|look| now < look) {
             return;
         }
         let period = self.target.promise.period();
@@ -376,10 +380,8 @@ impl Controller {
                 continue;
             }
             let had = task.ran().unwrap_or_default().saturating_sub(self.counted[index].ran);
-            // One that has had some of it waits for others that have reservations; one
-            // that has had nothing may wait for ever ([`Hold`]).
-            let is_due = had >= runtime.mul_f64(NEARLY_ALL) || had.is_zero();
-            if task.is_runnable() && is_due {
+            // One that has not had it waits for others that have reservations.
+            if task.is_runnable() && had >= runtime.mul_f64(NEARLY_ALL) {
                 if self.hold.rescue(index, now, had, next.end_of_period(now, period)) {
                     self.entry.seen.rescued += 1;
                     self.tend = Some(now);

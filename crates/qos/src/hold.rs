@@ -9,7 +9,7 @@
 //!     ▲  ▲                  (SCHED_FIFO)                           │
 //!     │  └───────────────────── there is room ─────────────────────┤
 //!     └────────── there is room ────────── Waiting <── no room ────┘
-//!                                  (ordinary, favoured)
+//!                                  (ordinary)
 //! ```
 //!
 //! The kernel keeps the bandwidth of a thread that left `SCHED_DEADLINE` until its
@@ -42,11 +42,15 @@ const RESCUE_PRIORITY: u32 = 1;
 const SHORTEST_RESCUE: Duration = Duration::from_micros(500);
 /// How often a thread that waits for room is tried again.
 const ROOM_AGAIN: Duration = Duration::from_millis(2);
-/// By so much a guess of a thread's deadline may be too late.
+/// By so much a guess of a thread's deadline may be too late, where its period is not
+/// short; a 32nd of it where it is.
 const GUESS: Duration = Duration::from_millis(1);
-/// The longest time between two ticks (HZ=100): a thread may overrun that much, and its
-/// run time be told that much too late.
+/// The longest time between two ticks (HZ=100): a thread may overrun that much.
 const TICK: Duration = Duration::from_millis(10);
+/// The run time of a thread that runs may be old by so much.
+const OLD: Duration = Duration::from_millis(40);
+/// The kernel takes no runtime below 1,024 ns.
+pub(crate) const LEAST_RUNTIME: Duration = Duration::from_micros(10);
 /// Periods that a thread stays out at most, whatever it overran.
 const OUT: u32 = 8;
 
@@ -104,7 +108,7 @@ struct Held {
 enum State {
     Promised,
     Rescued { until: Instant },
-    Waiting { since: Instant },
+    Waiting { since: Instant, nice: i32 },
 }
 
 impl Hold {
@@ -120,9 +124,10 @@ impl Hold {
         means: Means,
         group: Option<Group>,
     ) -> Result<Self, QosError> {
-        let (period, max) = (promise.period(), promise.period().mul_f64(promise.max));
+        let period = promise.period();
+        let share = |share: f64| period.mul_f64(share).max(LEAST_RUNTIME);
+        let (min, max) = (share(promise.min), share(promise.max));
         let threads = tasks.iter().map(|task| Held::new(*task, max)).collect();
-        let min = period.mul_f64(promise.min);
         let look_at = Instant::now();
         let mut hold = Self { period, min, max, means, threads, group, look_at };
         for index in 0..hold.threads.len() {
@@ -182,8 +187,13 @@ impl Hold {
         }
         let before = std::mem::replace(&mut held.runtime, runtime);
         let answer = self.promise(index)?;
-        if answer == Answer::Refused && self.threads[index].state == State::Promised {
-            self.threads[index].runtime = before;
+        if answer == Answer::Refused {
+            // What it has; or what it asked for last, which is less and less.
+            let held = &mut self.threads[index];
+            held.runtime = match held.state {
+                State::Promised => before,
+                _ => runtime.min(before),
+            };
         }
         self.weigh()?;
         Ok(answer)
@@ -229,9 +239,10 @@ impl Hold {
         had: Duration,
         deadline: Instant,
     ) -> bool {
+        let guess = GUESS.min(self.period / 32);
         let held = &mut self.threads[index];
         // It is to be back before its deadline.
-        let left = deadline.saturating_duration_since(now).saturating_sub(2 * GUESS);
+        let left = deadline.saturating_duration_since(now).saturating_sub(2 * guess);
         let room = self.max.saturating_sub(held.runtime).min(left);
         let may = held.state == State::Promised
             && held.rescue_from.is_none_or(|from| now >= from)
@@ -243,7 +254,7 @@ impl Hold {
         let overran = had.saturating_sub(held.runtime) + TICK;
         let longer = overran.mul_f64(self.period.div_duration_f64(held.runtime));
         let until = deadline + longer.min(self.period * OUT);
-        held.out = deadline.checked_sub(GUESS).map(|from| (from, until));
+        held.out = deadline.checked_sub(guess).map(|from| (from, until));
         held.state = State::Rescued { until: now + room };
         held.rescue_from = Some(now + self.period);
         held.was_rescued = true;
@@ -265,13 +276,13 @@ impl Hold {
                 State::Waiting { .. } if self.threads[index].must_stay_out(now) => {
                     self.threads[index].wait(now, OUTSIDE_NICE);
                 }
-                State::Waiting { since } => {
+                State::Waiting { since, nice } => {
                     let is_long = now - since > self.period;
                     let held = &mut self.threads[index];
                     if is_long && held.runtime / 2 >= self.min {
                         // Somebody else has it now.
                         held.runtime /= 2;
-                        held.state = State::Waiting { since: now };
+                        held.state = State::Waiting { since: now, nice };
                     }
                     self.promise(index)?;
                 }
@@ -293,7 +304,7 @@ impl Hold {
             return None;
         }
         // Who has used up its runtime stands still for a period at most.
-        let long = self.period * 5 / 4 + TICK;
+        let long = self.period * 5 / 4 + OLD;
         if now < self.look_at {
             return Some(self.look_at);
         }
@@ -385,10 +396,11 @@ impl Held {
     /// Lets it wait until it can be put under its promise. Whatever it was before: it
     /// must not stay ahead of all others.
     fn wait(&mut self, since: Instant, nice: i32) {
-        if !matches!(self.state, State::Waiting { .. }) {
+        let is_so = matches!(self.state, State::Waiting { nice: now, .. } if now == nice);
+        if !is_so {
             let _ = self.task.schedule(Scheduling::ordinary(nice));
         }
-        self.state = State::Waiting { since };
+        self.state = State::Waiting { since, nice };
     }
 }
 

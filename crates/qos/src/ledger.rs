@@ -226,12 +226,13 @@ impl Ledger {
     ) -> Result<(), QosError> {
         let _lock = self.lock()?;
         self.settle_locked();
-        if let Some(path) = self.unreadable().into_iter().next() {
+        // The place that it kept ([`crate::Controller::keep_place`]).
+        let is_own =
+            |other: &Entry| other.name == entry.name && other.controller == entry.controller;
+        let (own, others): (Vec<_>, Vec<_>) = self.entries().into_iter().partition(is_own);
+        if let Some(path) = self.unreadable().into_iter().next().filter(|_| own.is_empty()) {
             return Err(QosError::Unreadable(path));
         }
-        let mut others = self.entries();
-        // The place that it kept ([`crate::Controller::keep_place`]).
-        others.retain(|other| other.name != entry.name || other.controller != entry.controller);
         if others.iter().any(|other| other.name == entry.name || other.has_any(tasks)) {
             return Err(QosError::Held(entry.name.clone()));
         }

@@ -6,6 +6,7 @@
 
 mod keeper;
 mod status;
+mod view;
 
 use crate::args::{ByChoice, LawChoice, QosArgs};
 use crate::context::{Context, connect};
@@ -17,7 +18,6 @@ use dewar_kernel::{Scheduling, Task, end_signals};
 use dewar_qos::{
     Controller, Ended, Entry, LawKind, Ledger, Means, Port, Promise, QosError, Subject, Target,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget};
 use keeper::Keeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
@@ -25,6 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use view::View;
 
 pub use keeper::keep;
 
@@ -77,12 +78,12 @@ fn serve(
     let keeper = Keeper::start(context, name)?;
     go_ahead();
     let stop = end_signals().map_err(QosError::from)?;
-    let view = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(2));
+    let view = View::start();
     let mut seen = None;
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
         keeper::say_ready();
-        let ended = controller.run(stop.as_fd(), |entry| view.set_message(line(entry)))?;
+        let ended = controller.run(stop.as_fd(), |entry| view.show(line(entry)))?;
         let entry = controller.entry().clone();
         add(&mut seen, entry.clone());
         if ended == Ended::Stopped {
@@ -100,7 +101,7 @@ fn serve(
         }
     }
     keeper.dismiss();
-    view.finish_and_clear();
+    drop(view);
     if let Some(entry) = seen {
         let mut told = status::told(&entry);
         told["ended"] = json!(true);

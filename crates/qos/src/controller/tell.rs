@@ -11,6 +11,7 @@ impl Controller {
     pub(super) fn tell(&mut self) {
         let elapsed = self.told.elapsed();
         self.told = Instant::now();
+        self.take_what_came();
         let tasks: Vec<Task> = self.hold.tasks().collect();
         let (used, busiest) = self.subject.busiest(&mut self.busy, elapsed, &tasks);
         let helpers = self.subject.helpers(&tasks);
@@ -20,7 +21,6 @@ impl Controller {
         self.entry.seen.ignored = self.heartbeats.ignored();
         self.entry.seen.heard = self.entry.seen.recent.0 > 0;
         self.hold.raise_helpers(&helpers);
-        self.take_what_came();
         let has_room = tasks.len() < self.target.promise.threads && self.coming.is_none();
         if let Some(task) = busiest.filter(|_| has_room && !self.hold.any_is_rescued()) {
             self.announce(task);
@@ -40,7 +40,7 @@ impl Controller {
         let Some(saved) = SavedTask::of(task).filter(|_| !is_taken) else { return };
         self.entry.saved.push(saved);
         match self.write_down() {
-            Some(ticket) => self.coming = Some((task, ticket)),
+            Some(ticket) => self.coming = Some((saved, ticket)),
             None => drop(self.entry.saved.pop()),
         }
     }
@@ -48,12 +48,13 @@ impl Controller {
     /// Takes hold of a thread that was announced, unless the kernel refuses.
     fn take_what_came(&mut self) {
         let written = |ticket| self.scribe.as_ref().is_some_and(|it| it.has_written(ticket));
-        let Some((task, _)) = self.coming.take_if(|(_, ticket)| written(*ticket)) else { return };
-        if self.hold.add(task) {
-            self.expect(task);
+        let Some((saved, _)) = self.coming.take_if(|(_, ticket)| written(*ticket)) else { return };
+        // It may have ended, and its number be another's.
+        if saved.is_there() && self.hold.add(saved.task()) {
+            self.expect(saved.task());
             self.next = None;
         } else {
-            self.entry.saved.retain(|saved| saved.task() != task);
+            self.entry.saved.retain(|it| *it != saved);
         }
     }
 }
