@@ -127,3 +127,22 @@ fn files_have_one_subject() {
         }
     }
 }
+
+/// Else the two commands fail on the oldest system that they are for.
+#[test]
+fn every_dependency_builds_with_the_oldest_rust() {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    let cargo = cargo.args(["metadata", "--format-version", "1", "--locked"]);
+    let output = cargo.current_dir(crates()).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let number = |version: &str| -> Vec<u32> {
+        version.split('.').take(2).filter_map(|part| part.parse().ok()).collect()
+    };
+    let oldest = number(env!("CARGO_PKG_RUST_VERSION"));
+    for package in told["packages"].as_array().expect("packages") {
+        let Some(needs) = package["rust_version"].as_str() else { continue };
+        let name = &package["id"];
+        assert!(number(needs) <= oldest, "{name} needs Rust {needs}; 'cargo update' an older one");
+    }
+}
