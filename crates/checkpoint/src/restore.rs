@@ -94,7 +94,9 @@ pub fn hot_pages(image: &ImageReader) -> Result<Vec<PageNumber>, CheckpointError
     let pages = image.record().memory.pages;
     Ok(list
         .chunks_exact(8)
-        .map(|word| PageNumber(word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))))
+        .map(|word| {
+            PageNumber(word.iter().rev().fold(0, |all, &byte| (all << 8) | u64::from(byte)))
+        })
         .filter(|page| page.0 < pages)
         .collect())
 }

@@ -153,7 +153,7 @@ pub(crate) fn row(bytes: &[u8]) -> (Fingerprint, Entry) {
     let mut print = [0; PRINT_BYTES];
     print.copy_from_slice(&bytes[..PRINT_BYTES]);
     let word = &bytes[PRINT_BYTES..ROW_BYTES];
-    (print, Entry(word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))))
+    (print, Entry(word.iter().rev().fold(0, |all, &byte| (all << 8) | u64::from(byte))))
 }
 
 impl Rows {

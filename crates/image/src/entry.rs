@@ -73,16 +73,17 @@ impl Entry {
         debug_assert!(at.segment < 1 << 39 && at.index < 1 << INDEX_BITS);
         Self(
             KIND_PACKED
-                | u64::from(at.index) << KIND_BITS
-                | u64::from(at.frame) << (KIND_BITS + INDEX_BITS)
-                | at.segment << (KIND_BITS + INDEX_BITS + FRAME_BITS),
+                | (u64::from(at.index) << KIND_BITS)
+                | (u64::from(at.frame) << (KIND_BITS + INDEX_BITS))
+                | (at.segment << (KIND_BITS + INDEX_BITS + FRAME_BITS)),
         )
     }
 
     /// The entry of a page that lies in a dirty store.
     pub fn keyed(at: KeyedAddress) -> Self {
         debug_assert!(at.source <= LAST_SOURCE && at.seal <= SEAL_MASK);
-        Self(KIND_KEYED | u64::from(at.source) << KIND_BITS | at.seal << (KIND_BITS + SOURCE_BITS))
+        let source = u64::from(at.source) << KIND_BITS;
+        Self(KIND_KEYED | source | (at.seal << (KIND_BITS + SOURCE_BITS)))
     }
 
     /// Where the page is.

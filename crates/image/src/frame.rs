@@ -66,8 +66,8 @@ impl FrameHeader {
         }
         let (header, payload) = bytes.split_at(FRAME_HEADER_BYTES);
         let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-        let word = |at: usize| u32::from(short(at)) | u32::from(short(at + 2)) << 16;
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let word = |at: usize| u32::from(short(at)) | (u32::from(short(at + 2)) << 16);
+        let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
         if short(4) != VERSION || word(8) != 0 || header[13] != 0 {
             // A flipped bit may look like a newer version: the checksum decides.
             if checksum(&header[..CHECKSUM_AT], payload) == header[CHECKSUM_AT..] {

@@ -31,7 +31,7 @@ impl WriterLease {
 
     /// Notes objects that are about to be made.
     pub(crate) fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
-        let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+        let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
         self.held.append(&text)
     }
 

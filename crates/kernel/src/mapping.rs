@@ -41,11 +41,12 @@ impl SharedMapping {
     }
 
     fn map(file: impl AsFd, bytes: usize, access: ProtFlags) -> Result<Self, KernelError> {
+        let shared = MapFlags::SHARED;
         // SAFETY: a fresh mapping at an address that the kernel chooses
         // replaces nothing.
+        let address = unsafe { mmap(ptr::null_mut(), bytes, access, shared, file.as_fd(), 0) };
         let address =
-            unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0) }
-                .map_err(|cause| KernelError::new("mmap", "a guest's RAM file", cause))?;
+            address.map_err(|cause| KernelError::new("mmap", "a guest's RAM file", cause))?;
         let address = NonNull::new(address)
             .ok_or_else(|| KernelError::new("mmap", "a guest's RAM file", Errno::FAULT))?;
         Ok(Self { address, bytes })

@@ -74,7 +74,7 @@ pub(super) fn build(
     words.extend([0, LEAVE_ALTERNATE_STACK, 0]);
     words.extend([r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15]);
     words.extend([r.rdi, r.rsi, r.rbp, r.rbx, r.rdx, r.rax, r.rcx, r.rsp, r.rip, r.eflags]);
-    words.push(r.cs & 0xffff | (r.ss & 0xffff) << 48);
+    words.push((r.cs & 0xffff) | ((r.ss & 0xffff) << 48));
     words.extend([0, 0, mask, 0, vectors_at]);
     words.extend([0; 8]);
     words.push(mask);
@@ -93,7 +93,7 @@ fn signal_vector_state(regset: &[u8]) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("this CPU has no XSAVE"));
     }
     let word = |at: usize| {
-        regset[at..at + 8].iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte))
+        regset[at..at + 8].iter().rev().fold(0u64, |word, &byte| (word << 8) | u64::from(byte))
     };
     let features = word(SOFTWARE_BYTES) & !ON_REQUEST;
     let size = standard_size(features).min(regset.len());
@@ -111,7 +111,7 @@ fn signal_vector_state(regset: &[u8]) -> io::Result<Vec<u8>> {
 /// The size of the uncompacted XSAVE area that holds `features`.
 fn standard_size(features: u64) -> usize {
     (2..63)
-        .filter(|bit| features & 1 << bit != 0)
+        .filter(|bit| features & (1 << bit) != 0)
         .map(|bit| {
             // SAFETY: every CPU with XSAVE, which the caller has seen, has leaf 13.
             #[allow(unused_unsafe, reason = "safe in later compilers")]
