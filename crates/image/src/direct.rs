@@ -2,6 +2,7 @@
 //! it costs about as much as compressing does, and would push out what the
 //! host's guests want there.
 
+use crate::aligned::ALIGNED;
 use crate::{ImageError, files};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
@@ -9,46 +10,31 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What addresses, lengths and offsets must be a multiple of, on any disk.
-const ALIGNED: usize = 4096;
-
-/// Writes files, one after the other; keeps its buffer.
-#[derive(Debug, Default)]
-pub(crate) struct DirectWriter {
-    buffer: Vec<u8>,
+/// Writes a new file, to disk. Where the bytes do not lie as `O_DIRECT` wants them, or
+/// the file system does not know it, through the page cache.
+pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+    let is_aligned = bytes.as_ptr().addr() % ALIGNED == 0;
+    let (file, is_direct) = create(path, is_aligned).map_err(ImageError::io("create", path))?;
+    let whole = if is_direct { bytes.len() - bytes.len() % ALIGNED } else { 0 };
+    let write = || -> io::Result<()> {
+        if is_direct {
+            file.write_all_at(&bytes[..whole], 0)?;
+            // The end of a file need not be a multiple of anything.
+            fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::DIRECT)?;
+        }
+        file.write_all_at(&bytes[whole..], whole as u64)?;
+        file.sync_data()
+    };
+    write().map_err(ImageError::io("write", path))
 }
 
-impl DirectWriter {
-    /// Writes a new file, to disk. Where the file system knows no `O_DIRECT`,
-    /// through the page cache.
-    pub(crate) fn write(&mut self, path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
-        let (file, is_direct) = create(path).map_err(ImageError::io("create", path))?;
-        let whole = if is_direct { bytes.len() - bytes.len() % ALIGNED } else { 0 };
-        let mut write = || -> io::Result<()> {
-            if is_direct {
-                file.write_all_at(self.aligned(&bytes[..whole]), 0)?;
-                // The end of a file need not be a multiple of anything.
-                fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::DIRECT)?;
-            }
-            file.write_all_at(&bytes[whole..], whole as u64)?;
-            file.sync_data()
-        };
-        write().map_err(ImageError::io("write", path))
-    }
-
-    /// The same bytes at an aligned address.
-    fn aligned(&mut self, bytes: &[u8]) -> &[u8] {
-        self.buffer.resize(self.buffer.len().max(bytes.len() + ALIGNED), 0);
-        let start = self.buffer.as_ptr().align_offset(ALIGNED);
-        let place = &mut self.buffer[start..start + bytes.len()];
-        place.copy_from_slice(bytes);
-        place
-    }
-}
-
-fn create(path: &Path) -> io::Result<(File, bool)> {
+/// Makes a file, for direct writing if that is wanted and can be.
+fn create(path: &Path, wants_direct: bool) -> io::Result<(File, bool)> {
     let mut options = files::private_options();
     options.write(true).create_new(true);
+    if !wants_direct {
+        return options.open(path).map(|file| (file, false));
+    }
     let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path);
     match direct {
         // The file may have been made all the same.

@@ -2,6 +2,7 @@
 //! threads that encode need not.
 
 use crate::ImageError;
+use crate::aligned::AlignedBytes;
 use crate::backend::Backend;
 use crate::store::segment_name;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
@@ -11,14 +12,14 @@ use std::thread::JoinHandle;
 const FLUSHERS: usize = 3;
 
 /// A segment's number and bytes.
-type Finished = (u64, Vec<u8>);
+type Finished = (u64, AlignedBytes);
 
 pub(crate) struct Flusher {
     queue: mpsc::SyncSender<Finished>,
     threads: Vec<JoinHandle<Result<(), ImageError>>>,
     /// Memory of segments that are written. Fresh memory would cost as much as
     /// writing to it does.
-    spare: Arc<Mutex<Vec<Vec<u8>>>>,
+    spare: Arc<Mutex<Vec<AlignedBytes>>>,
 }
 
 impl Flusher {
@@ -42,7 +43,7 @@ impl Flusher {
     }
 
     /// An empty buffer, used before if there is one.
-    pub(crate) fn spare_buffer(&self) -> Vec<u8> {
+    pub(crate) fn spare_buffer(&self) -> AlignedBytes {
         lock(&self.spare).pop().unwrap_or_default()
     }
 
@@ -59,7 +60,7 @@ impl Flusher {
 fn write_all(
     backend: &dyn Backend,
     segments: &Mutex<mpsc::Receiver<Finished>>,
-    spare: &Mutex<Vec<Vec<u8>>>,
+    spare: &Mutex<Vec<AlignedBytes>>,
 ) -> Result<(), ImageError> {
     loop {
         let next = lock(segments).recv();

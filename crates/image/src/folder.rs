@@ -2,28 +2,24 @@
 //! owner; held by `flock`, which the kernel drops when the holder dies.
 
 use crate::backend::{Backend, Held, Hold, Holding, Object};
-use crate::direct::DirectWriter;
-use crate::{ImageError, files};
+use crate::{ImageError, direct, files};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 const PART: &str = ".part";
 
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
-    /// Writers that are not in use; each keeps its buffer.
-    writers: Mutex<Vec<DirectWriter>>,
 }
 
 impl Folder {
     /// The folder at `root`, there or not.
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), writers: Mutex::default() }
+        Self { root: root.to_owned() }
     }
 
     /// Makes it and its sub-folders.
@@ -35,10 +31,6 @@ impl Folder {
 
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
-    }
-
-    fn writers(&self) -> std::sync::MutexGuard<'_, Vec<DirectWriter>> {
-        self.writers.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 }
 
@@ -61,10 +53,7 @@ impl Backend for Folder {
     }
 
     fn put_new(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
-        let mut writer = self.writers().pop().unwrap_or_default();
-        writer.write(&self.path(name), bytes)?;
-        self.writers().push(writer);
-        Ok(())
+        direct::write_new(&self.path(name), bytes)
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<bool, ImageError> {

@@ -32,8 +32,8 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// Appends header and payload to a segment.
-    pub(crate) fn append(&self, payload: &[u8], out: &mut Vec<u8>) {
+    /// The header's bytes, which the payload's follow.
+    pub(crate) fn encode(&self, payload: &[u8]) -> [u8; FRAME_HEADER_BYTES] {
         let mut header = [0; FRAME_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
@@ -47,8 +47,7 @@ impl FrameHeader {
         put(44, &self.stored_bytes.to_le_bytes());
         let checksum = checksum(&header[..CHECKSUM_AT], payload);
         header[CHECKSUM_AT..].copy_from_slice(&checksum);
-        out.extend_from_slice(&header);
-        out.extend_from_slice(payload);
+        header
     }
 
     /// Reads and checks a frame that should be `frame` of `segment` in `store`.

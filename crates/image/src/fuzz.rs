@@ -2,6 +2,7 @@
 //! answer, never a panic and never memory without bound. Checksums are made to
 //! fit again after each change, so that the code behind them is reached.
 
+use crate::aligned::AlignedBytes;
 use crate::folder::Folder;
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::record::{ImageId, Record};
@@ -83,7 +84,6 @@ fn fuzz_frames() {
             let mut payload = Vec::new();
             let codec =
                 FrameEncoder::new(codec, 1).and_then(|mut it| it.encode(&pages(), &mut payload));
-            let mut bytes = Vec::new();
             let header = FrameHeader {
                 store: STORE,
                 segment: 5,
@@ -92,8 +92,7 @@ fn fuzz_frames() {
                 pages: 3,
                 stored_bytes: payload.len() as u32,
             };
-            header.append(&payload, &mut bytes);
-            bytes
+            [&header.encode(&payload)[..], &payload].concat()
         })
         .collect();
     let mut decoder = FrameDecoder::new().expect("decoder");
@@ -142,9 +141,9 @@ fn segment_five(root: &Path, bytes: &[u8]) -> Folder {
 fn a_frame_outside_its_segment_is_refused() {
     let folder = tempfile::tempdir().expect("tempdir");
     for offset in [u32::MAX - 10, u32::MAX, 1 << 30] {
-        let mut builder = SegmentBuilder::new(STORE, 5, Vec::new());
+        let mut builder = SegmentBuilder::new(STORE, 5, AlignedBytes::default());
         builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
-        let (_, mut bytes) = builder.finish();
+        let mut bytes = builder.finish().1.to_vec();
         let directory = bytes.len() - 48 - 4;
         bytes[directory..directory + 4].copy_from_slice(&offset.to_le_bytes());
         seal(&mut bytes);
@@ -157,11 +156,11 @@ fn a_frame_outside_its_segment_is_refused() {
 
 #[test]
 fn fuzz_segments() {
-    let mut builder = SegmentBuilder::new(STORE, 5, Vec::new());
+    let mut builder = SegmentBuilder::new(STORE, 5, AlignedBytes::default());
     for _ in 0..4 {
         builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
     }
-    let (_, seed) = builder.finish();
+    let seed = builder.finish().1.to_vec();
     let folder = tempfile::tempdir().expect("tempdir");
     fuzz(&[seed], |mut bytes| {
         seal(&mut bytes);

@@ -20,6 +20,7 @@
 //! **Killed.** Until the rename the old segment is in place; what was written
 //! beside it is removed by the next collection.
 
+use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
 use crate::store::{record_name, segment_name};
 use crate::{Entry, ImageError, KeyedSource, Store, dirty, lease};
@@ -198,7 +199,7 @@ fn compact(
     if dry_run {
         return Ok(Some(all_bytes - kept_bytes));
     }
-    let mut builder = SegmentBuilder::new(store.raw_id(), number, Vec::new());
+    let mut builder = SegmentBuilder::new(store.raw_id(), number, AlignedBytes::default());
     let mut buffer = Vec::new();
     for frame in 0..segment.frames() {
         if is_kept(frame) {

@@ -13,6 +13,7 @@
 //!   [`diff`] tells which pages differ.
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod backend;
 mod dedup;
 mod diff;

@@ -1,6 +1,7 @@
 //! A segment: an immutable file of frames, with a directory at its end.
 
 use crate::ImageError;
+use crate::aligned::AlignedBytes;
 use crate::backend::{Backend, Object};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::store::segment_name;
@@ -22,22 +23,22 @@ const VERSION: u16 = 1;
 pub(crate) struct SegmentBuilder {
     store: [u8; 16],
     number: u64,
-    bytes: Vec<u8>,
+    bytes: AlignedBytes,
     /// Where each frame starts.
     offsets: Vec<u32>,
 }
 
 impl SegmentBuilder {
     /// A new one in `bytes`, which is empty.
-    pub(crate) fn new(store: [u8; 16], number: u64, mut bytes: Vec<u8>) -> Self {
+    pub(crate) fn new(store: [u8; 16], number: u64, mut bytes: AlignedBytes) -> Self {
         bytes.reserve(SEGMENT_BYTES + (1 << 20));
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(HEADER_BYTES as u16).to_le_bytes());
-        bytes.extend_from_slice(&0u32.to_le_bytes());
-        bytes.extend_from_slice(&store);
-        bytes.extend_from_slice(&number.to_le_bytes());
-        bytes.resize(HEADER_BYTES, 0);
+        let mut header = [0; HEADER_BYTES];
+        header[0..8].copy_from_slice(&MAGIC);
+        header[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        header[10..12].copy_from_slice(&(HEADER_BYTES as u16).to_le_bytes());
+        header[16..32].copy_from_slice(&store);
+        header[32..40].copy_from_slice(&number.to_le_bytes());
+        bytes.extend(&header);
         Self { store, number, bytes, offsets: Vec::new() }
     }
 
@@ -61,14 +62,15 @@ impl SegmentBuilder {
             pages,
             stored_bytes: payload.len() as u32,
         };
-        header.append(payload, &mut self.bytes);
+        self.bytes.extend(&header.encode(payload));
+        self.bytes.extend(payload);
         frame
     }
 
     /// Appends a frame as it is stored; without bytes it is a dropped one.
     pub(crate) fn append_stored(&mut self, frame: &[u8]) {
         self.offsets.push(self.bytes.len() as u32);
-        self.bytes.extend_from_slice(frame);
+        self.bytes.extend(frame);
     }
 
     /// A frame that was appended.
@@ -84,10 +86,10 @@ impl SegmentBuilder {
     }
 
     /// The segment's number and all its bytes, directory included.
-    pub(crate) fn finish(mut self) -> (u64, Vec<u8>) {
+    pub(crate) fn finish(mut self) -> (u64, AlignedBytes) {
         let directory_at = self.bytes.len() as u32;
         for offset in &self.offsets {
-            self.bytes.extend_from_slice(&offset.to_le_bytes());
+            self.bytes.extend(&offset.to_le_bytes());
         }
         let mut trailer = [0; TRAILER_BYTES];
         trailer[0..4].copy_from_slice(&directory_at.to_le_bytes());
@@ -99,7 +101,7 @@ impl SegmentBuilder {
             &trailer[..8],
         );
         trailer[8..24].copy_from_slice(&checksum);
-        self.bytes.extend_from_slice(&trailer);
+        self.bytes.extend(&trailer);
         (self.number, self.bytes)
     }
 }

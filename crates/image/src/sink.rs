@@ -117,8 +117,7 @@ impl<'w, 's> PageSink<'w, 's> {
         let mut entries = Vec::with_capacity(pages.len());
         for group in pages.chunks(FRAME_PAGES) {
             let bytes = group.concat();
-            let codec = self.encoder.encode(&bytes, &mut self.payload)?;
-            let at = self.append(codec, group.len())?;
+            let at = self.encode(&bytes)?;
             entries.extend(addresses(at, group.len()));
         }
         Ok(entries)
@@ -150,14 +149,10 @@ impl<'w, 's> PageSink<'w, 's> {
         if frame.pages.is_empty() {
             return Ok(());
         }
-        let codec = if kind == PageKind::Compressible {
-            self.encoder.encode(&frame.bytes, &mut self.payload)?
-        } else {
-            self.payload.clear();
-            self.payload.extend_from_slice(&frame.bytes);
-            Codec::Raw
+        let at = match kind {
+            PageKind::Compressible => self.encode(&frame.bytes)?,
+            _ => self.append(Codec::Raw, frame.pages.len(), &frame.bytes)?,
         };
-        let at = self.append(codec, frame.pages.len())?;
         for (page, entry) in frame.pages.iter().zip(addresses(at, frame.pages.len())) {
             self.set(*page, entry);
         }
@@ -181,8 +176,22 @@ impl<'w, 's> PageSink<'w, 's> {
         Ok(())
     }
 
-    /// Appends the payload as a frame; returns the address of its first page.
-    fn append(&mut self, codec: Codec, pages: usize) -> Result<PageAddress, ImageError> {
+    /// Compresses pages and appends them as a frame; returns the address of the first.
+    fn encode(&mut self, bytes: &[u8]) -> Result<PageAddress, ImageError> {
+        let mut payload = std::mem::take(&mut self.payload);
+        let codec = self.encoder.encode(bytes, &mut payload)?;
+        let at = self.append(codec, bytes.len() / PAGE_BYTES, &payload);
+        self.payload = payload;
+        at
+    }
+
+    /// Appends a frame of so many pages; returns the address of the first.
+    fn append(
+        &mut self,
+        codec: Codec,
+        pages: usize,
+        payload: &[u8],
+    ) -> Result<PageAddress, ImageError> {
         if self.segment.as_ref().is_some_and(SegmentBuilder::is_full) {
             self.close_segment()?;
         }
@@ -194,7 +203,7 @@ impl<'w, 's> PageSink<'w, 's> {
                 none.insert(SegmentBuilder::new(self.writer.raw_store_id(), number, memory))
             }
         };
-        let frame = segment.append(codec, pages as u16, &self.payload);
+        let frame = segment.append(codec, pages as u16, payload);
         let at = PageAddress { segment: segment.number(), frame, index: 0 };
         if codec == Codec::Raw {
             self.writer.note_raw(at);

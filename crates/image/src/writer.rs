@@ -1,6 +1,7 @@
 mod keyed;
 mod shared;
 
+use crate::aligned::AlignedBytes;
 use crate::dedup::{Dedup, Fingerprints};
 use crate::dirty::KeyedPages;
 use crate::flush::Flusher;
@@ -363,13 +364,13 @@ impl<'s> ImageWriter<'s> {
     }
 
     /// Memory for a new segment.
-    pub(crate) fn segment_buffer(&self) -> Vec<u8> {
+    pub(crate) fn segment_buffer(&self) -> AlignedBytes {
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
         flusher.as_ref().map(Flusher::spare_buffer).unwrap_or_default()
     }
 
     /// Hands a finished segment to the store.
-    pub(crate) fn submit(&self, number: u64, bytes: Vec<u8>) -> Result<(), ImageError> {
+    pub(crate) fn submit(&self, number: u64, bytes: AlignedBytes) -> Result<(), ImageError> {
         self.lock().stored_bytes += bytes.len() as u64;
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
         let queue = flusher.as_ref().map(Flusher::queue);
