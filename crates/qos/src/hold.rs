@@ -7,9 +7,9 @@
 //!                 rescue                     time is up, or the job is done
 //!  Promised ───────────────> Rescued ─────────────────────────────┐
 //!     ▲  ▲                  (SCHED_FIFO)                           │
-//!     │  └───────────────────── there is room ─────────────────────┤
-//!     └────────── there is room ────────── Waiting <── no room ────┘
-//!                                  (ordinary)
+//!     │  └────────────────── there is room, in time ───────────────┤
+//!     └─── there is room, and it is safe ─── Waiting <── else ─────┘
+//!                                         (ordinary)
 //! ```
 //!
 //! The kernel keeps the bandwidth of a thread that left `SCHED_DEADLINE` until its
