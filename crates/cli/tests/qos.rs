@@ -334,7 +334,9 @@ fn without_deadlines_the_weight_of_a_group_does() {
 
 /// A guest that hashes ten blocks a second.
 fn hashing_guest(lab: &Lab) -> TestGuest {
-    let spec = GuestSpec { vcpus: 2, qos: true, ..GuestSpec::default() };
+    // A machine type that both QEMUs know.
+    let extra = ["-machine", "pc-q35-7.2"].map(str::to_owned).to_vec();
+    let spec = GuestSpec { vcpus: 2, qos: true, extra, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
     guest.console.ask("spawn hashes 10 /log 300:200000").expect("spawn");
     guest
