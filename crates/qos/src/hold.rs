@@ -273,12 +273,9 @@ impl Hold {
                 State::Promised => continue,
                 State::Rescued { until } if now < until => {}
                 State::Rescued { .. } => drop(self.promise(index)?),
-                State::Waiting { .. } if self.threads[index].must_stay_out(now) => {
-                    self.threads[index].wait(now, OUTSIDE_NICE);
-                }
                 State::Waiting { since, nice } => {
-                    let is_long = now - since > self.period;
                     let held = &mut self.threads[index];
+                    let is_long = now - since > self.period && !held.must_stay_out(now);
                     if is_long && held.runtime / 2 >= self.min {
                         // Somebody else has it now.
                         held.runtime /= 2;
