@@ -37,13 +37,12 @@ impl ProcessId {
 
     /// Whether both are one process, as far as is known.
     pub fn is_same(&self, other: &Self) -> bool {
-        let is_one_boot = self.boot == other.boot || self.boot == 0 || other.boot == 0;
-        self.pid == other.pid && self.started == other.started && is_one_boot
+        self.pid == other.pid && self.started == other.started && is_one(self.boot, other.boot)
     }
 
     /// Whether it may be one of this run of the machine.
     pub fn is_of_this_boot(&self) -> bool {
-        self.boot == 0 || self.boot == this_boot()
+        is_one(self.boot, this_boot())
     }
 
     /// Waits up to `time` for its end; says whether it came.
@@ -57,6 +56,11 @@ impl ProcessId {
         }
         true
     }
+}
+
+/// Whether two runs of the machine may be one.
+fn is_one(boot: u64, other: u64) -> bool {
+    boot == other || boot == 0 || other == 0
 }
 
 /// Half of the number that this run of the machine has; 0 where it is not told.
