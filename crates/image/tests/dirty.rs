@@ -252,7 +252,7 @@ fn one_server_by_two_names_loses_nothing() {
     let server = RedisServer::start(&[]).expect("redis");
     let folder = tempfile::tempdir().expect("tempdir");
     let store = open(folder.path());
-    let (one, two) = (server.url(), format!("redis://localhost:{}", server.port()));
+    let (one, two) = (server.url(), format!("redis://127.1:{}", server.port()));
     let first = write_split(&store, &one).expect("write");
     let parent = store.open_image(&first.id).expect("open");
     let writer = begin_split(&store, &two, Some(&parent));

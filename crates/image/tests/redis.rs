@@ -107,6 +107,21 @@ fn a_server_that_restarts_is_waited_for() {
 }
 
 #[test]
+fn who_let_go_after_a_restart_holds_nothing() {
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("open");
+    let other = open(&server.url()).expect("open");
+    let id = write_image(&store).id;
+    let image = store.open_image(&id).expect("open");
+    // Several connections, which the restart breaks.
+    read_back(&store, &id).expect("read back");
+    server.kill().expect("kill");
+    server.start_again().expect("start");
+    drop(image);
+    other.delete(&id).expect("delete");
+}
+
+#[test]
 fn a_node_that_stays_away_fails_the_image() {
     let mut cluster = RedisCluster::start().expect("cluster");
     let store = open(&format!("{}/?retry=1s", cluster.url())).expect("store");

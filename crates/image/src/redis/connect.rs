@@ -92,8 +92,10 @@ impl Pool {
         loop {
             let result = self.take().and_then(|mut connection| {
                 let result = work(&mut *connection);
-                if !result.as_ref().is_err_and(is_broken) {
-                    self.idle().push(connection);
+                match result.as_ref().is_err_and(is_broken) {
+                    // What broke it has most likely broken the idle ones too.
+                    true => self.idle().clear(),
+                    false => self.idle().push(connection),
                 }
                 result
             });

@@ -21,6 +21,8 @@ use std::time::{Duration, SystemTime};
 const LASTS: Duration = Duration::from_secs(20);
 const RENEWED_EVERY: Duration = Duration::from_secs(4);
 const WAIT: Duration = Duration::from_millis(50);
+/// For how long letting go is tried.
+const LEAVING: Duration = Duration::from_millis(500);
 
 const NOW: &str = "local t = redis.call('TIME')
     local now = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -162,10 +164,12 @@ impl Drop for HeldKey {
         self.let_go();
         let mut leave = redis::cmd("ZREM");
         leave.arg(&self.keys.hold).arg(&self.member);
-        // Where the server is away, the hold runs out by itself.
-        let _ = self.shared.pool.run_within(Duration::ZERO, "let go", &self.name, |connection| {
-            leave.query::<()>(connection)
-        });
+        // Where the server stays away, the hold runs out by itself; where it was
+        // started again, a second connection finds it.
+        let _ = self
+            .shared
+            .pool
+            .run_within(LEAVING, "let go", &self.name, |connection| leave.query::<()>(connection));
     }
 }
 
