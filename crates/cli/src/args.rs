@@ -94,9 +94,10 @@ pub enum Verb {
 pub struct RunArgs {
     /// The guest's name.
     pub name: String,
-    /// Folder for the RAM file; a tmpfs.
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
-    pub ram_dir: PathBuf,
+    /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
+    /// /dev/shm where it has them, or Dewar cannot mount].
+    #[arg(long, value_name = "DIR")]
+    pub ram_dir: Option<PathBuf>,
     /// Add a serial port on which the guest tells how it meets its deadlines, for 'dewar qos'.
     #[arg(long)]
     pub qos: bool,
@@ -351,9 +352,10 @@ pub struct RestoreArgs {
     /// Leave the guest paused.
     #[arg(long)]
     pub paused: bool,
-    /// Folder for the RAM file; a tmpfs.
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
-    pub ram_dir: PathBuf,
+    /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
+    /// /dev/shm where it has them, or Dewar cannot mount].
+    #[arg(long, value_name = "DIR")]
+    pub ram_dir: Option<PathBuf>,
     #[command(flatten)]
     pub store: StoreArgs,
 }

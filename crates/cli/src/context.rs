@@ -3,6 +3,7 @@
 use crate::failure::{Code, Failure};
 use crate::kept::settle_unthawed;
 use crate::progress::Progress;
+use crate::ram_dir::usual_dirs;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
@@ -198,9 +199,13 @@ impl Held {
 }
 
 /// That no guest by this name stands in the way of a new one, whose RAM shall
-/// be in `ram_dir`. A dead one's memory is given back when what is returned is
+/// be in `ram_dir`, if it is to have any of ours. A dead one's memory is given back when what is returned is
 /// dropped. `thawing` says that the guest is to be thawed from a store.
-pub fn make_way(folder: &GuestFolder, ram_dir: &Path, thawing: bool) -> Result<Vec<File>, Failure> {
+pub fn make_way(
+    folder: &GuestFolder,
+    ram_dir: Option<&Path>,
+    thawing: bool,
+) -> Result<Vec<File>, Failure> {
     let mut unnamed = Vec::new();
     match folder.record() {
         Err(RegistryError::NoSuchGuest(_)) => {}
@@ -220,6 +225,6 @@ pub fn make_way(folder: &GuestFolder, ram_dir: &Path, thawing: bool) -> Result<V
     if let Ok(mut qmp) = Qmp::connect(&folder.file("qmp.sock")) {
         let _ = qmp.execute("quit", json!({}));
     }
-    folder.sweep_ram(ram_dir)?;
+    usual_dirs().into_iter().chain(ram_dir).try_for_each(|it| folder.sweep_ram(it))?;
     Ok(unnamed)
 }

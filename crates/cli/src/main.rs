@@ -11,6 +11,7 @@ mod guardian;
 mod kept;
 mod output;
 mod progress;
+mod ram_dir;
 mod report;
 mod server;
 mod tracking;

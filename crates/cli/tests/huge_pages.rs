@@ -96,7 +96,7 @@ fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
     assert_exact(lab, &mut guest, "thawed");
     // To ordinary memory and back.
     lab.crash("g");
-    lab.restore(&mut guest, &["g"]).expect("restore");
+    lab.restore(&mut guest, &["g", "--ram-dir", "/dev/shm"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
     lab.wait_for_memory("g");
     lab.dewar(&["checkpoint", "g", "--tag", "plain"]).done();
@@ -135,4 +135,30 @@ fn guests_live_on_transparent_huge_pages() {
         let mapped = maps.lines().filter_map(|line| line.strip_prefix("ShmemPmdMapped:"));
         assert!(mapped.clone().any(|kib| kib.trim() != "0 kB"), "no huge page: {maps}");
     });
+}
+
+/// Two at once, where the folder of RAM files with huge pages is not mounted yet.
+#[test]
+fn whoever_mounts_it_hides_nobodys_memory() {
+    let lab = common::lab();
+    let dewar = format!("{} --root {}", env!("CARGO_BIN_EXE_dewar"), lab.root().display());
+    let script = format!(
+        "umount -l /run/dewar/ram 2>/dev/null
+        for name in a b c; do {dewar} run $name -- qemu-system-x86_64 -m 64M -display none >&2 & done
+        wait
+        grep -c ' /run/dewar/ram ' /proc/self/mountinfo
+        ls /run/dewar/ram /dev/shm
+        for name in a b c; do {dewar} rm $name --force >&2; done"
+    );
+    let ran = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().expect("unshare");
+    let told = String::from_utf8_lossy(&ran.stdout);
+    if ran.status.code() == Some(1) && told.is_empty() {
+        println!("SKIPPED whoever_mounts_it_hides_nobodys_memory: no mount namespace to be had");
+        return;
+    }
+    let mounts = told.lines().next().expect("a count");
+    assert!(["0", "1"].contains(&mounts), "{told}");
+    for name in ["a", "b", "c"] {
+        assert!(told.contains(&lab.ram_prefix(name)), "{name}: {told}");
+    }
 }

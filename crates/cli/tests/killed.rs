@@ -394,8 +394,7 @@ fn restore_killed_at_every_step_starts_over() {
             .console
             .ask("verify")
             .unwrap_or_else(|error| panic!("after '{step}': {error:#}"));
-        let ram = std::fs::read_dir("/dev/shm").expect("shm").flatten();
-        let mine = ram.filter(|it| it.file_name().to_string_lossy().contains("@again@")).count();
+        let mine = scene.lab.ram_files("again").len();
         assert_eq!(mine, 1, "after '{step}': one RAM file, that of the guest");
     }
 }

@@ -92,12 +92,8 @@ fn guests_are_started_listed_stopped_and_removed() {
     for name in ["daemon", "serial"] {
         lab.dewar(&["rm", name, "--force"]).done();
     }
-    let left = std::fs::read_dir("/dev/shm").expect("shm").flatten().any(|entry| {
-        lines
-            .iter()
-            .any(|(name, _)| entry.file_name().to_string_lossy().contains(&format!("@{name}@")))
-    });
-    assert!(!left, "no RAM file is left");
+    let left: Vec<_> = lines.iter().flat_map(|(name, _)| lab.ram_files(name)).collect();
+    assert!(left.is_empty(), "no RAM file is left: {left:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::process::{is_alive, kill, wait_until, wait_while_alive};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -186,6 +187,33 @@ impl Lab {
         wait_until("all memory", Duration::from_secs(60), || {
             self.ps(name).is_some_and(|it| it["lazy_restore"]["complete"] != false)
         });
+    }
+
+    /// The files of a guest's RAM, and what is kept beside them, in the folders
+    /// that Dewar chooses by itself.
+    pub fn ram_files(&self, name: &str) -> Vec<PathBuf> {
+        let prefix = self.ram_prefix(name);
+        let folders =
+            ["/dev/shm", "/run/dewar/ram"].into_iter().filter_map(|it| fs::read_dir(it).ok());
+        let mut files: Vec<_> = folders.flatten().flatten().map(|it| it.path()).collect();
+        files.retain(|it| {
+            it.file_name().is_some_and(|it| it.to_string_lossy().starts_with(&prefix))
+        });
+        files
+    }
+
+    /// How the names of a guest's RAM files begin: with the FNV-1a hash of the
+    /// root, so that the guests of two roots have different ones.
+    pub fn ram_prefix(&self, name: &str) -> String {
+        let hash = self
+            .root()
+            .as_os_str()
+            .as_encoded_bytes()
+            .iter()
+            .fold(0x811c_9dc5_u32, |hash, byte| {
+                (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+            });
+        format!("dewar-{hash:08x}@{name}@")
     }
 
     /// Ends a guest's process as a crash would.

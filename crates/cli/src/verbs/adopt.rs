@@ -6,7 +6,7 @@ use dewar_guest_qemu::registry::{GuestRecord, Phase, ProcessId, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
 use serde_json::json;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
     require_tracking()?;
@@ -17,7 +17,7 @@ pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
 
 fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&args.name)?;
-    drop(make_way(&folder, Path::new("/dev/shm"), false)?);
+    drop(make_way(&folder, None, false)?);
     let socket = std::path::absolute(&args.qmp).unwrap_or_else(|_| args.qmp.clone());
     let failed = |why: String| Failure::new(Code::Failed, format!("{}: {why}", socket.display()));
     let mut qmp = Qmp::connect(&socket).map_err(|error| {

@@ -1,6 +1,7 @@
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
+use crate::ram_dir;
 use dewar_kernel::{
     Reservation, Task, deadline_limit, free_bytes, is_tracking_supported, open_userfaultfd_device,
 };
@@ -63,8 +64,8 @@ fn look() -> Vec<Finding> {
                 .map_err(|error| error.to_string()),
         ),
         optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
-        optional("/dev/shm", "RAM files", room("/dev/shm")),
-        optional("huge pages in /dev/shm", "guests' full speed", huge_pages("/dev/shm")),
+        optional("room in memory", "RAM files", room(ram_dir::COMMON)),
+        optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
     ]
 }
 
@@ -122,35 +123,4 @@ fn openable(path: &str) -> Result<String, String> {
 fn room(path: &str) -> Result<String, String> {
     let free = free_bytes(Path::new(path)).map_err(|error| error.to_string())?;
     Ok(format!("{} free", ByteSize(free)))
-}
-
-/// Whether a tmpfs gives huge pages to those who ask, as QEMU does.
-fn huge_pages(path: &str) -> Result<String, String> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    match huge_option(&mounts, path) {
-        Some(option) if option != "never" => Ok(format!("huge={option}")),
-        _ => Err(format!("no: 'mount -o remount,huge=advise {path}' allows them")),
-    }
-}
-
-/// The `huge=` option of the last mount on `path`, as in proc_pid_mountinfo(5).
-fn huge_option<'m>(mounts: &'m str, path: &str) -> Option<&'m str> {
-    let fields = |line: &'m str| line.split(' ').collect::<Vec<_>>();
-    let last = mounts.lines().map(fields).rfind(|fields| fields.get(4) == Some(&path))?;
-    last.last()?.split(',').find_map(|option| option.strip_prefix("huge="))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::huge_option;
-
-    #[test]
-    fn the_last_mount_tells() {
-        let mounts = "25 1 0:23 / /dev/shm rw,nosuid - tmpfs tmpfs rw,huge=always\n\
-                      40 1 0:39 / /dev/shm rw - tmpfs tmpfs rw,size=1g,huge=advise,inode64\n\
-                      41 1 0:40 / /dev rw - tmpfs tmpfs rw\n";
-        assert_eq!(huge_option(mounts, "/dev/shm"), Some("advise"));
-        assert_eq!(huge_option(mounts, "/dev"), None);
-        assert_eq!(huge_option(mounts, "/run"), None);
-    }
 }

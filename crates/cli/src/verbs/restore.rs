@@ -9,6 +9,7 @@ use crate::args::RestoreArgs;
 use crate::context::{Context, lacks_server, make_way};
 use crate::failure::{Code, Failure};
 use crate::progress::Progress;
+use crate::ram_dir::ram_dir;
 use crate::server;
 use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
@@ -24,7 +25,7 @@ use dewar_kernel::free_bytes;
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
@@ -57,8 +58,9 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     end_unfinished(&folder)?;
     let before = folder.record().ok();
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
-    let mut unnamed = make_way(&folder, &args.ram_dir, thawing)?;
-    if !has_room(&args, image.record()) {
+    let ram_dir = ram_dir(args.ram_dir.clone());
+    let mut unnamed = make_way(&folder, Some(&ram_dir), thawing)?;
+    if !has_room(&ram_dir, image.record()) {
         unnamed.clear();
         dead.clear();
     }
@@ -74,6 +76,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         &store,
         &image,
         &folder,
+        &ram_dir,
         device_state,
         disks,
         &progress,
@@ -155,9 +158,9 @@ fn dead_ram(dead: &GuestRecord, record: &Record) -> Vec<File> {
 }
 
 /// Whether the guest's RAM fits beside that of the dead one.
-fn has_room(args: &RestoreArgs, record: &Record) -> bool {
+fn has_room(ram_dir: &Path, record: &Record) -> bool {
     let needed = record.memory.pages * PAGE_BYTES as u64;
-    free_bytes(&args.ram_dir).is_ok_and(|free| free >= needed)
+    free_bytes(ram_dir).is_ok_and(|free| free >= needed)
 }
 
 #[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
@@ -167,6 +170,7 @@ fn bring_back(
     store: &Store,
     image: &ImageReader,
     folder: &GuestFolder,
+    ram_dir: &Path,
     device_state: Vec<u8>,
     disks: Vec<SavedDisk>,
     progress: &Progress,
@@ -175,7 +179,7 @@ fn bring_back(
     frozen: Option<Frozen>,
 ) -> Result<(GuestRecord, Option<u64>), Failure> {
     let name = folder.name();
-    let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
+    let ram_path = |id: &str| folder.ram_file(ram_dir, id);
     let regions: Vec<(String, u64)> = image
         .record()
         .memory

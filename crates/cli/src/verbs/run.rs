@@ -1,6 +1,7 @@
 use crate::args::RunArgs;
 use crate::context::{Context, connect, make_way, qmp_failure};
 use crate::failure::{Code, Failure};
+use crate::ram_dir::ram_dir;
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
 use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
@@ -19,14 +20,15 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
     }
     let _lock = folder.lock()?;
-    drop(make_way(&folder, &args.ram_dir, false)?);
+    let ram_dir = ram_dir(args.ram_dir);
+    drop(make_way(&folder, Some(&ram_dir), false)?);
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     context.settle_all().into_iter().next().map_or(Ok(()), Err)?;
     refuse_stale_disks(&arguments, &here)?;
 
     let qmp_path = folder.file("qmp.sock");
-    let ram_path = |id: &str| folder.ram_file(&args.ram_dir, id);
+    let ram_path = |id: &str| folder.ram_file(&ram_dir, id);
     let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     })?;

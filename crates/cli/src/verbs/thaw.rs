@@ -6,6 +6,7 @@ use crate::failure::{Code, Failure};
 use crate::kept::{check_memory, read_state, settle_unthawed};
 use crate::output::milliseconds;
 use crate::progress::Progress;
+use crate::ram_dir::usual_dirs;
 use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
@@ -37,8 +38,9 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         Kept::InPlace { state, sum, sums } => (state, sum, sums),
         Kept::InStore { store, image } => {
             drop((progress, lock));
+            // Ours may have to be mounted again.
             let folder = record.ram.first().and_then(|file| file.path.parent());
-            let folder = folder.unwrap_or(Path::new("/dev/shm")).to_owned();
+            let folder = folder.filter(|it| !usual_dirs().contains(it)).map(Path::to_owned);
             return from_store(context, name, store, image, !was_running, folder);
         }
     };
@@ -74,7 +76,7 @@ fn from_store(
     store: String,
     image: String,
     paused: bool,
-    ram_dir: PathBuf,
+    ram_dir: Option<PathBuf>,
 ) -> Result<(), Failure> {
     let args = RestoreArgs {
         reference: image,
