@@ -1,18 +1,24 @@
 //! Pages with the same content, stored once.
 //!
-//! **Within an image** XXH3-128 finds a candidate and a byte-for-byte compare
-//! with what is stored decides: a guest that makes two pages with one hash gains
-//! nothing. To compare, the candidate's frame is read back, so this pays where
-//! neighbours are copied together; a budget ends it where it does not.
+//! **Within an image and its ancestors** XXH3-128 finds a candidate and a
+//! byte-for-byte compare with what is stored decides: a guest that makes two pages
+//! with one hash gains nothing. To compare, the candidate's frame is read back, so
+//! this pays where neighbours are copied together; a budget ends it where it does
+//! not. An image remembers the fingerprints of the pages that it stored itself,
+//! for those of its guest that are taken on top of it.
 //!
-//! **Across a store** there is no reading back: BLAKE3 (192 bits of it) decides.
-//! An image remembers the fingerprints of the pages that it stored itself; a new
-//! one looks among those of all images. A guest whose checkpoint turns out small
-//! learns that another guest has the same page: this is a side channel, so it is
-//! asked for, never the default.
+//! **Across a store** there is no reading back: BLAKE3 (192 bits of it) decides,
+//! and a new image looks among the pages of all images. A guest whose checkpoint
+//! turns out small learns that another guest has the same page: this is a side
+//! channel, so it is asked for, never the default.
+//!
+//! **What is found must stay.** The collector drops frames that no image's table
+//! leads to, and a page that was replaced before its image was complete may lie in
+//! such a frame. So of what an image remembers only pages in frames that it needs
+//! itself are found, and while a writer may find them the image cannot be deleted.
 
-use crate::{Blob, Entry, ImageError, ImageReader, PageAddress, Store};
-use std::collections::HashMap;
+use crate::{Blob, Entry, ImageError, ImageReader, PageAddress, Record, Store};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use twox_hash::XxHash3_128;
@@ -23,12 +29,13 @@ pub enum Dedup {
     /// Nowhere.
     #[default]
     Off,
-    /// Among the pages of the image itself.
+    /// Among the pages of the image itself and of its ancestors, as far as they
+    /// were taken so.
     Image,
-    /// The same, by fingerprints that the image remembers for
-    /// [`ImageReader::known_pages`] alone.
+    /// The same, by fingerprints that are proof, also for
+    /// [`ImageReader::known_pages`].
     Known,
-    /// Among those, and those of all images in the store that were taken so.
+    /// Among those of all images in the store that were taken so.
     Store,
 }
 
@@ -61,12 +68,22 @@ struct Rows {
 }
 
 impl Fingerprints {
-    /// For a new image in `store`; `None` where nothing shall be looked for.
-    pub(crate) fn new(store: &Store, mode: Dedup) -> Result<Option<Self>, ImageError> {
-        if mode == Dedup::Off {
-            return Ok(None);
-        }
-        let others = if mode == Dedup::Store { all_rows(store)? } else { Vec::new() };
+    /// For a new image in `store` on top of `parent`; `None` where nothing shall be
+    /// looked for.
+    pub(crate) fn new(
+        store: &Store,
+        mode: Dedup,
+        parent: Option<&ImageReader>,
+    ) -> Result<Option<Self>, ImageError> {
+        let is_ancestor = |record: &Record| parent.is_some_and(|it| is_below(record, it.record()));
+        let others = match mode {
+            Dedup::Off => return Ok(None),
+            Dedup::Image => {
+                rows_of(store, |it| it.candidates.as_ref().filter(|_| is_ancestor(it)))?
+            }
+            Dedup::Known => rows_of(store, |it| it.prints().filter(|_| is_ancestor(it)))?,
+            Dedup::Store => rows_of(store, |it| it.fingerprints.as_ref())?,
+        };
         let own = (0..SHARDS).map(|_| Mutex::default()).collect();
         Ok(Some(Self { mode, own, others, again: Mutex::default(), duplicates: AtomicU64::new(0) }))
     }
@@ -76,9 +93,9 @@ impl Fingerprints {
         matches!(self.mode, Dedup::Known | Dedup::Store)
     }
 
-    /// Whether the image's own are for all later images to find.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.mode == Dedup::Store
+    /// Where they are looked for, and who may look for the image's own.
+    pub(crate) fn mode(&self) -> Dedup {
+        self.mode
     }
 
     pub(crate) fn of(&self, page: &[u8]) -> Fingerprint {
@@ -116,12 +133,8 @@ impl Fingerprints {
         self.duplicates.load(Ordering::Relaxed)
     }
 
-    /// What the image remembers; nothing where fingerprints are
-    /// no proof.
-    pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
-        if !self.is_proof() {
-            return None;
-        }
+    /// What the image remembers.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut rows: Vec<(Fingerprint, PageAddress)> = Vec::new();
         for shard in &self.own {
             let shard = shard.lock().unwrap_or_else(|locked| locked.into_inner());
@@ -132,7 +145,7 @@ impl Fingerprints {
         let row = |(print, at): (Fingerprint, PageAddress)| {
             print.into_iter().chain(Entry::packed(at).0.to_le_bytes())
         };
-        Some(rows.into_iter().flat_map(row).collect())
+        rows.into_iter().flat_map(row).collect()
     }
 
     fn shard(&self, print: &Fingerprint) -> MutexGuard<'_, HashMap<Fingerprint, PageAddress>> {
@@ -173,34 +186,46 @@ impl Rows {
     }
 }
 
-/// The fingerprints of the images in a store, newest first, as far as memory
-/// shall hold them. Images that cannot be read are as good as not there.
-fn all_rows(store: &Store) -> Result<Vec<Rows>, ImageError> {
+/// Whether an image is one of those that a child of `parent` stands on: the same
+/// guest's, and `parent` shares what it stored.
+fn is_below(record: &Record, parent: &Record) -> bool {
+    record.guest == parent.guest
+        && record.segments.iter().any(|it| parent.all_segments().any(|other| other == *it))
+}
+
+/// The fingerprints that the images in a store remember in a blob, newest first,
+/// as far as memory shall hold them. Images that cannot be read are as good as not
+/// there.
+fn rows_of(
+    store: &Store,
+    blob: impl Fn(&Record) -> Option<&Blob>,
+) -> Result<Vec<Rows>, ImageError> {
     let (records, _) = store.records()?;
     let mut found = Vec::new();
     let mut left = MOST_ROWS;
     for record in records.iter().rev() {
-        let Some(blob) = &record.fingerprints else { continue };
+        let Some(blob) = blob(record) else { continue };
         let rows = blob.bytes as usize / ROW_BYTES;
         if rows > left {
             continue;
         }
-        if let Ok((bytes, image)) = load(store, record, blob) {
-            left -= rows;
-            found.push(Rows { bytes, _image: image });
+        if let Ok(rows) = load(store, record, blob) {
+            left -= rows.bytes.len() / ROW_BYTES;
+            found.push(rows);
         }
     }
     Ok(found)
 }
 
-fn load(
-    store: &Store,
-    record: &crate::Record,
-    blob: &Blob,
-) -> Result<(Vec<u8>, ImageReader), ImageError> {
+fn load(store: &Store, record: &Record, blob: &Blob) -> Result<Rows, ImageError> {
     let image = store.open_image(&record.id)?;
-    let bytes = image.blob("list of fingerprints", blob)?;
-    Ok((bytes, image))
+    let all = image.blob("list of fingerprints", blob)?;
+    let place = |entry: &Entry| entry.packed_at().map(|at| (at.segment, at.frame));
+    let needed: HashSet<_> = image.entries()?.iter().filter_map(place).collect();
+    let rows = all.chunks_exact(ROW_BYTES);
+    let stays = |bytes: &&[u8]| place(&row(bytes).1).is_some_and(|it| needed.contains(&it));
+    let bytes = rows.filter(stays).flatten().copied().collect();
+    Ok(Rows { bytes, _image: image })
 }
 
 #[cfg(test)]

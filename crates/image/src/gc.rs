@@ -160,9 +160,7 @@ impl Needed {
             image.table()?.levels().for_each(|level| needed.add(level));
             needed.add(&record.device_state.entries);
             needed.add(&record.hot_pages.entries);
-            if let Some(blob) = record.prints() {
-                needed.add(&blob.entries);
-            }
+            record.print_lists().for_each(|blob| needed.add(&blob.entries));
         }
         Ok(needed)
     }

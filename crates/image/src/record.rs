@@ -56,9 +56,12 @@ pub struct Record {
     /// rows of 24 bytes of a BLAKE3 hash and an 8-byte entry, in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprints: Option<Blob>,
-    /// The same, but for nobody to find pages by.
+    /// The same, but only for images on top of it to find pages by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known: Option<Blob>,
+    /// The same with 16 bytes of XXH3-128 and 8 zeros for a hash, which prove nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidates: Option<Blob>,
     /// Copies of the writable disks.
     pub disks: Vec<DiskRecord>,
     /// How to start the guest again; only the crate that wrote it reads it.
@@ -184,6 +187,7 @@ impl Record {
             device_state,
             fingerprints: None,
             known: None,
+            candidates: None,
             disks: Vec::new(),
             machine: serde_json::Value::Null,
             segments: Vec::new(),
@@ -194,9 +198,14 @@ impl Record {
         }
     }
 
-    /// The fingerprints of the pages that it stored.
+    /// The fingerprints of the pages that it stored, where they are proof.
     pub(crate) fn prints(&self) -> Option<&Blob> {
         self.fingerprints.as_ref().or(self.known.as_ref())
+    }
+
+    /// Its lists of fingerprints, proof or not.
+    pub(crate) fn print_lists(&self) -> impl Iterator<Item = &Blob> {
+        [&self.fingerprints, &self.known, &self.candidates].into_iter().flatten()
     }
 
     /// The numbers of all segments that it needs: its own first.

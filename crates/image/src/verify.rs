@@ -85,7 +85,7 @@ pub fn verify(
     verified.keyed = read_keyed(&image, &keyed, &mut cache)?;
     image.blob("device state", &record.device_state)?;
     image.blob("list of hot pages", &record.hot_pages)?;
-    if let Some(blob) = record.prints() {
+    for blob in record.print_lists() {
         image.blob("list of fingerprints", blob)?;
     }
     store.check_disks(record)?;

@@ -76,7 +76,7 @@ impl<'s> ImageWriter<'s> {
         Ok(Self {
             store,
             id,
-            fingerprints: Fingerprints::new(store, options.dedup)?,
+            fingerprints: Fingerprints::new(store, options.dedup, parent.as_ref().map(|it| it.0))?,
             options,
             parent,
             entries,
@@ -235,7 +235,7 @@ impl<'s> ImageWriter<'s> {
         let built = table::build(entries, table, |nodes| sink.put_unnumbered(nodes))?;
         sink.finish()?;
         self.lock().inherit(&built.reused);
-        if let Some(prints) = self.fingerprints.as_ref().and_then(Fingerprints::to_bytes) {
+        if let Some(prints) = self.fingerprints.as_ref().map(Fingerprints::to_bytes) {
             let blob = self.put_blob(&prints)?;
             self.lock().prints = Some(blob);
         }
@@ -286,9 +286,10 @@ impl<'s> ImageWriter<'s> {
         record.store = self.store.id();
         record.disks = disks;
         let prints = self.lock().prints.take();
-        match self.fingerprints.as_ref().is_some_and(Fingerprints::is_shared) {
-            true => record.fingerprints = prints,
-            false => record.known = prints,
+        match self.fingerprints.as_ref().map(Fingerprints::mode) {
+            Some(Dedup::Store) => record.fingerprints = prints,
+            Some(Dedup::Known) => record.known = prints,
+            _ => record.candidates = prints,
         }
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();

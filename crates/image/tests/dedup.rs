@@ -158,3 +158,64 @@ fn what_an_image_knows_of_its_pages_is_right_and_helps_no_other() {
     verify(&store, &second.id, |_, _| {}).expect("verify");
     assert_eq!(known(&second.id), 100);
 }
+
+/// Writes an image on top of `parent` in which page `page` has the content `of(page)`.
+fn write_on_top(
+    store: &Store,
+    dedup: Dedup,
+    parent: &ImageId,
+    of: impl Fn(u64) -> Vec<u8>,
+) -> Record {
+    let parent = store.open_image(parent).expect("open");
+    let writer = store.begin(ImageOptions { dedup, ..options() }, Some(&parent)).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    for page in 0..PAGES {
+        sink.put(PageNumber(page), &of(page)).expect("put");
+    }
+    sink.finish().expect("finish");
+    commit(writer, None)
+}
+
+#[test]
+fn an_image_finds_what_those_below_it_stored() {
+    let moved = |by: u64| move |page: u64| content((page + by) % PAGES, 1);
+    for dedup in [Dedup::Image, Dedup::Known] {
+        let (_folder, store) = new_store();
+        let first = write(&store, dedup, 2, moved(0));
+        let before = bytes(&store);
+        let second = write_on_top(&store, dedup, &first.id, moved(1000));
+        let added = bytes(&store) - before;
+        println!("{dedup:?}: {added} on top of {before}");
+        assert!(added < before / 3, "{added} on top of {before}");
+        // It stands alone, and a third finds what the first had stored, but only by the first.
+        store.delete(&first.id).expect("delete");
+        collect(&store, false, |_, _| {}).expect("gc");
+        assert_reads_back(&store, &second.id, moved(1000));
+        let third = write_on_top(&store, dedup, &second.id, moved(2000));
+        store.delete(&second.id).expect("delete");
+        collect(&store, false, |_, _| {}).expect("gc");
+        assert_reads_back(&store, &third.id, moved(2000));
+    }
+}
+
+/// The first image stored pages that were replaced before it was complete; the
+/// collector drops their frames.
+#[test]
+fn what_an_image_does_not_need_itself_is_not_found() {
+    for dedup in [Dedup::Image, Dedup::Known, Dedup::Store] {
+        let (_folder, store) = new_store();
+        let writer = store.begin(ImageOptions { dedup, ..options() }, None).expect("begin");
+        for version in [5, 6] {
+            let mut sink = writer.sink().expect("sink");
+            for page in 0..PAGES {
+                sink.put(PageNumber(page), &content(page, version)).expect("put");
+            }
+            sink.finish().expect("finish");
+        }
+        let first = commit(writer, None);
+        assert!(collect(&store, false, |_, _| {}).expect("gc").segments_compacted > 0);
+        let second = write_on_top(&store, dedup, &first.id, |page| content(page, 5));
+        assert_reads_back(&store, &second.id, |page| content(page, 5));
+        assert_reads_back(&store, &first.id, |page| content(page, 6));
+    }
+}
