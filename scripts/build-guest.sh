@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Builds the test guest: Debian 12's kernel and a busybox initramfs with Dewar's
-# guest program. Result: .cache/guest/{vmlinuz,initrd}.
+# Builds the test guest: the distribution's kernel and a busybox initramfs with
+# Dewar's guest program. Result: .cache/guest/{vmlinuz,initrd}.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/bookworm.sh
 export PATH="$HOME/.cargo/bin:$PATH"
 
 cache=$PWD/.cache
@@ -14,37 +13,29 @@ if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -type f -newer "$guest
     exit 0
 fi
 
-# A kernel for virtual machines, unpacked, not installed. Debian 12's on every
-# machine: Debian 13's (6.12) stops running programs after a while in a TCG
-# guest of two processors and two NUMA nodes. The machine's own archive has to
-# do where Debian's does not answer.
-fetch_kernel() {
-    local apt=$1 meta package modules
-    shift
+# The newest kernel for virtual machines that the distribution has; unpacked,
+# not installed.
+if [ ! -e "$cache/kernel/boot" ]; then
     for meta in linux-image-cloud-amd64 linux-image-virtual linux-image-generic; do
-        package=$("$@" apt-cache depends "$meta" 2>/dev/null |
-            sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1 || true)
+        package=$(apt-cache depends "$meta" 2>/dev/null | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1 || true)
         [ -z "$package" ] || break
     done
-    [ -n "$package" ] || return 1
-    modules=${package/linux-image-/linux-modules-}
-    echo "build-guest: fetching $package"
-    (cd "$apt" && "$@" apt-get download -qq "$package" &&
-        { ! "$@" apt-cache show "$modules" >/dev/null 2>&1 || "$@" apt-get download -qq "$modules"; })
-}
-if [ ! -e "$cache/kernel/boot" ]; then
-    part=$cache/kernel.part
-    rm -rf "$part" && mkdir -p "$part/apt"
-    sudo=()
-    [ "$(id -u)" = 0 ] || sudo=(sudo)
-    if ! { bookworm "$part/apt" apt-get update -qq && fetch_kernel "$part/apt" bookworm "$part/apt"; }; then
-        echo "build-guest: Debian's archive does not answer; taking this machine's own kernel"
-        "${sudo[@]}" apt-get update -qq
-        fetch_kernel "$part/apt" env || { echo "build-guest: the package lists have no kernel image" >&2; exit 1; }
+    if [ -z "${package:-}" ]; then
+        if [ -z "${DEWAR_APT_UPDATED:-}" ]; then
+            if [ "$(id -u)" = 0 ]; then apt-get update -qq; else sudo apt-get update -qq; fi
+            DEWAR_APT_UPDATED=1 exec "$0"
+        fi
+        echo "build-guest: the package lists have no kernel image" >&2
+        exit 1
     fi
-    for deb in "$part"/apt/*.deb; do dpkg -x "$deb" "$part"; done
-    rm -rf "$part/apt"
-    mv "$part" "$cache/kernel"
+    modules=${package/linux-image-/linux-modules-}
+    rm -rf "$cache/kernel.part" && mkdir "$cache/kernel.part"
+    echo "build-guest: fetching $package"
+    (cd "$cache/kernel.part" &&
+        apt-get download -qq "$package" 2>/dev/null &&
+        { apt-cache show "$modules" >/dev/null 2>&1 && apt-get download -qq "$modules" 2>/dev/null || true; } &&
+        for deb in *.deb; do dpkg -x "$deb" .; done && rm -f ./*.deb)
+    mv "$cache/kernel.part" "$cache/kernel"
 fi
 version=$(basename "$cache"/kernel/boot/vmlinuz-*)
 version=${version#vmlinuz-}
