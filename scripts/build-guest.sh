@@ -55,11 +55,12 @@ ldd "$chrt" | grep -o '/[^ ]*' | while read -r library; do
     mkdir -p "$root$(dirname "$library")"
     cp -L "$library" "$root$library"
 done
-rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort \
+# Without symbols: the guests have little memory, and all this lies in it.
+rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort -C strip=symbols \
     -o "$root/bin/dewar-guest" crates/testkit/guest/main.rs
 # What tells the host about deadlines, and the program that has them.
 host=$(rustc -vV | sed -n 's/^host: //p')
-RUSTFLAGS='-C target-feature=+crt-static' cargo build --release -q -p dewar-beat \
+RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -q -p dewar-beat \
     --bins --examples --target "$host"
 cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$root/bin/"
 cp crates/testkit/guest/init "$root/init"

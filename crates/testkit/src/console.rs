@@ -5,6 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// What the guest's program says first.
+const READY: &str = "dewar-guest ready";
+
 /// The serial port over which the guest's program obeys.
 #[derive(Debug)]
 pub struct Console {
@@ -35,7 +38,7 @@ impl Console {
     /// # Errors
     /// Where it does not within the time.
     pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
-        self.wait_for("dewar-guest ready", within)
+        self.wait_for(READY, within)
     }
 
     /// Waits until the guest prints a line with these words.
@@ -62,6 +65,11 @@ impl Console {
             }
             if let Some(why) = line.strip_prefix("@bad") {
                 bail!("the guest answers '{command}': {}", why.trim());
+            }
+            if line.contains(READY) {
+                bail!(
+                    "the guest restarted instead of an answer to '{command}': its program died, or it had no memory left"
+                );
             }
         }
     }
