@@ -15,6 +15,7 @@ use dewar_image::{Location, Store};
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -38,11 +39,9 @@ impl Context {
 
     /// Prints the result: `json` for programs, `text` for people.
     pub fn print(&self, json: Value, text: &str) {
-        if self.json {
-            println!("{json}");
-        } else {
-            println!("{}", text.trim_end());
-        }
+        let text = if self.json { json.to_string() } else { text.trim_end().to_owned() };
+        // Whoever reads may have seen enough; what was done is done.
+        let _ = writeln!(std::io::stdout(), "{text}");
     }
 
     /// Where the store is that `url` means.

@@ -9,6 +9,7 @@ use dewar_guest_qemu::registry::RegistryError;
 use dewar_guest_qemu::revive::ReviveError;
 use dewar_image::ImageError;
 use serde_json::json;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit codes; part of the interface.
@@ -84,7 +85,7 @@ impl Failure {
                 "error": self.what, "guest_state": self.state, "advice": self.advice,
                 "exit_code": self.code as u8,
             });
-            println!("{error}");
+            let _ = writeln!(std::io::stdout(), "{error}");
         }
         ExitCode::from(self.code as u8)
     }

@@ -6,11 +6,11 @@
 //! Dewar's own, mounted once with `huge=advise` (tmpfs(5)), which QEMU's
 //! `madvise` answers. It stays until the host restarts; empty it costs nothing.
 //!
-//! In a mount namespace of somebody's own (a service's, a container's) nothing is
-//! mounted: a later command from outside would not find the RAM files there.
-//! What is mounted already and seen is used everywhere.
+//! In a mount namespace of a service's own nothing is mounted: a later command from
+//! outside would not find the RAM files there. What is mounted already, seen and
+//! writable is used everywhere.
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Access, FlockOperation, access, flock};
 use rustix::mount::{MountFlags, mount};
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -18,19 +18,30 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Where everybody may make shared memory.
-pub const COMMON: &str = "/dev/shm";
-/// Dewar's own tmpfs, and who mounts it waits for others who do.
-const OWN: &str = "/run/dewar/ram";
+const COMMON: &str = "/dev/shm";
+/// Dewar's own tmpfs.
+pub const OWN: &str = "/run/dewar/ram";
+/// Who mounts it waits for others who do.
 const OWN_LOCK: &str = "/run/dewar/lock";
-/// The kernel's default is half of memory; guests may want more.
-const OPTIONS: &std::ffi::CStr = c"huge=advise,size=90%,mode=0755";
+const OPTIONS: &std::ffi::CStr = c"huge=advise,mode=0755";
 
 /// The folder that was asked for, or else the best one that this host has.
 pub fn ram_dir(asked: Option<PathBuf>) -> PathBuf {
-    asked.unwrap_or_else(|| match gives_huge_pages(Path::new(COMMON)) || !can_be_ours() {
-        true => COMMON.into(),
-        false => OWN.into(),
+    asked.unwrap_or_else(|| {
+        if !gives_huge_pages(COMMON) && !is_ours() && may_mount() {
+            // Where it cannot be had, the common one does.
+            let _ = mount_own();
+        }
+        ram_dir_now().to_owned()
     })
+}
+
+/// The same, but nothing is mounted for it.
+pub fn ram_dir_now() -> &'static Path {
+    match gives_huge_pages(COMMON) || !is_ours() {
+        true => Path::new(COMMON),
+        false => Path::new(OWN),
+    }
 }
 
 /// The folders in which RAM files may be that no guest's record tells of.
@@ -40,34 +51,30 @@ pub fn usual_dirs() -> [&'static Path; 2] {
 
 /// Where RAM files have huge pages, or will have; or what would give them some.
 pub fn huge_pages() -> Result<String, String> {
-    match [COMMON, OWN].into_iter().find(|it| gives_huge_pages(Path::new(it))) {
-        Some(folder) => Ok(format!("in {folder}")),
-        None if may_mount() => Ok(format!("'dewar run' mounts {OWN} with them")),
-        None => Err(format!("no: 'mount -o remount,huge=advise {COMMON}' allows them")),
+    match [COMMON, OWN].map(gives_huge_pages) {
+        [true, _] => Ok(format!("in {COMMON}")),
+        [_, true] if is_ours() => Ok(format!("in {OWN}")),
+        [_, false] if may_mount() => Ok(format!("'dewar run' mounts {OWN} with them")),
+        _ => Err(format!("no: 'mount -o remount,huge=advise {COMMON}' allows them")),
     }
 }
 
-/// Whether a tmpfs gives huge pages to those who ask, as QEMU does.
-fn gives_huge_pages(path: &Path) -> bool {
-    huge_option(&mounts(), &path.to_string_lossy()).is_some_and(|option| option != "never")
+/// Whether our tmpfs is there, and we can make files in it.
+fn is_ours() -> bool {
+    gives_huge_pages(OWN) && access(OWN, Access::WRITE_OK).is_ok()
 }
 
-/// Whether our tmpfs is there; it is mounted where it can be.
-fn can_be_ours() -> bool {
-    let own = Path::new(OWN);
-    gives_huge_pages(own) || (may_mount() && mount_own(own).is_ok())
-}
-
-fn mount_own(own: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o755).create(own)?;
+fn mount_own() -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(OWN)?;
     let lock = File::create(OWN_LOCK)?;
     flock(&lock, FlockOperation::LockExclusive)?;
-    // Another command may have mounted it meanwhile; a second one would hide it.
-    if gives_huge_pages(own) {
+    // Another command may have mounted it meanwhile, or somebody something else:
+    // a second mount would hide what is in the first.
+    if options(&mounts()?, OWN).is_some() {
         return Ok(());
     }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(mount("dewar", own, "tmpfs", flags, OPTIONS)?)
+    Ok(mount("dewar", OWN, "tmpfs", flags, OPTIONS)?)
 }
 
 /// Whether we are root, and what we mount is seen by the rest of the host.
@@ -75,36 +82,60 @@ fn may_mount() -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt"));
     let is_the_hosts = match (namespace("self"), namespace("1")) {
         (Ok(ours), Ok(first)) => ours == first,
-        // The first process hides it; a service's namespace hangs on the host's.
-        _ => {
-            !mounts().lines().any(|it| it.split(' ').nth(4) == Some("/") && it.contains(" master:"))
-        }
+        // The first process hides it.
+        _ => mounts().is_ok_and(|mounts| !is_below_another(&mounts)),
     };
     is_the_hosts && rustix::process::geteuid().is_root()
 }
 
-fn mounts() -> String {
-    fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
+/// Whether a tmpfs gives huge pages to those who ask, as QEMU does.
+fn gives_huge_pages(path: &str) -> bool {
+    mounts().is_ok_and(|mounts| has_huge_pages(&mounts, path))
 }
 
-/// The `huge=` option of the last mount on `path`, as in proc_pid_mountinfo(5).
-fn huge_option<'m>(mounts: &'m str, path: &str) -> Option<&'m str> {
+/// The mounts that we see, as in proc_pid_mountinfo(5). Paths may have any bytes.
+fn mounts() -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read("/proc/self/mountinfo")?).into_owned())
+}
+
+/// Whether mounts come into this namespace from another, and not back: that of a service.
+fn is_below_another(mounts: &str) -> bool {
+    let mut root = mounts.lines().filter(|line| line.split(' ').nth(4) == Some("/"));
+    root.any(|line| line.contains(" master:"))
+}
+
+fn has_huge_pages(mounts: &str, path: &str) -> bool {
+    let mut all = options(mounts, path).unwrap_or_default().split(',');
+    all.any(|it| it.strip_prefix("huge=").is_some_and(|huge| huge != "never"))
+}
+
+/// The options of the last file system that was mounted on `path`.
+fn options<'m>(mounts: &'m str, path: &str) -> Option<&'m str> {
     let fields = |line: &'m str| line.split(' ').collect::<Vec<_>>();
     let last = mounts.lines().map(fields).rfind(|fields| fields.get(4) == Some(&path))?;
-    last.last()?.split(',').find_map(|option| option.strip_prefix("huge="))
+    last.last().copied()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::huge_option;
+    use super::*;
 
     #[test]
     fn the_last_mount_tells() {
         let mounts = "25 1 0:23 / /dev/shm rw,nosuid - tmpfs tmpfs rw,huge=always\n\
                       40 1 0:39 / /dev/shm rw - tmpfs tmpfs rw,size=1g,huge=advise,inode64\n\
                       41 1 0:40 / /dev rw - tmpfs tmpfs rw\n";
-        assert_eq!(huge_option(mounts, "/dev/shm"), Some("advise"));
-        assert_eq!(huge_option(mounts, "/dev"), None);
-        assert_eq!(huge_option(mounts, "/run"), None);
+        assert_eq!(options(mounts, "/dev/shm"), Some("rw,size=1g,huge=advise,inode64"));
+        assert!(has_huge_pages(mounts, "/dev/shm"));
+        assert!(!has_huge_pages(mounts, "/dev") && !has_huge_pages(mounts, "/run"));
+        // It is there, though it gives none: nothing must be mounted over it.
+        assert_eq!(options(mounts, "/dev"), Some("rw"));
+        assert_eq!(options(mounts, "/run"), None);
+    }
+
+    #[test]
+    fn a_services_namespace_is_below_the_hosts() {
+        assert!(is_below_another("27 1 254:0 / / rw master:1 - ext4 /dev/vda rw\n"));
+        assert!(!is_below_another("27 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n"));
     }
 }

@@ -133,6 +133,7 @@ fn kinds(record: &Record) -> String {
         ("stored as they are", counts.raw, "disks"),
         ("in the dirty store", counts.keyed, "epochs"),
         ("as before", counts.inherited, "behind"),
+        ("stored elsewhere before", counts.shared, "behind"),
     ];
     let all: Vec<Part> = kinds
         .into_iter()

@@ -141,3 +141,15 @@ fn a_checkpoint_tells_what_it_promises() {
     lab.dewar(&["rm", "second", "--force"]).done();
     lab.dewar(&["delete", newest]).done();
 }
+
+/// The output of a command that nobody takes any more is no failure of what it did.
+#[test]
+fn what_is_told_to_nobody_was_done_all_the_same() {
+    let lab = common::lab();
+    for words in [&["doctor"][..], &["ps", "--json"]] {
+        let nobody = std::fs::File::options().write(true).open("/dev/full").expect("open");
+        let ran = lab.command(words).stdout(nobody).output().expect("dewar starts");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), said.as_ref()), (Some(0), ""), "{words:?}");
+    }
+}

@@ -14,9 +14,11 @@
 //!
 //! **What is found must stay.** The collector drops frames that no image's table
 //! leads to, and a page that was replaced before its image was complete may lie in
-//! such a frame. So of what an image remembers only pages in frames that it needs
-//! itself are found, and while a writer may find them the image cannot be deleted.
+//! such a frame. So an image remembers only pages in frames that it needs itself
+//! (and says so, [`Record::findable`]), and while a writer may find them it cannot be
+//! deleted.
 
+use crate::backend::Held;
 use crate::{Blob, Entry, ImageError, ImageReader, PageAddress, Record, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +49,8 @@ const PRINT_BYTES: usize = size_of::<Fingerprint>();
 pub(crate) const ROW_BYTES: usize = PRINT_BYTES + 8;
 /// Most fingerprints of other images in memory: 256 MiB of them.
 const MOST_ROWS: usize = (256 << 20) / ROW_BYTES;
+/// Most images whose fingerprints are looked through: each is held meanwhile.
+const MOST_IMAGES: usize = 64;
 const SHARDS: usize = 64;
 
 /// What is known of stored pages, for all threads of a writer.
@@ -60,11 +64,10 @@ pub(crate) struct Fingerprints {
     duplicates: AtomicU64,
 }
 
-/// The fingerprints of an image, in order, and the reader that keeps it from
-/// being deleted.
+/// The fingerprints of an image, in order, and what keeps it from being deleted.
 struct Rows {
     bytes: Vec<u8>,
-    _image: ImageReader,
+    _hold: Box<dyn Held>,
 }
 
 impl Fingerprints {
@@ -133,14 +136,18 @@ impl Fingerprints {
         self.duplicates.load(Ordering::Relaxed)
     }
 
-    /// What the image remembers.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    /// What an image with this page table remembers.
+    pub(crate) fn to_bytes(&self, table: &[Entry]) -> Vec<u8> {
+        let place = |at: PageAddress| (at.segment, at.frame);
+        let needed: HashSet<_> =
+            table.iter().filter_map(|entry| entry.packed_at()).map(place).collect();
         let mut rows: Vec<(Fingerprint, PageAddress)> = Vec::new();
         for shard in &self.own {
             let shard = shard.lock().unwrap_or_else(|locked| locked.into_inner());
             rows.extend(shard.iter().map(|(print, at)| (*print, *at)));
         }
         rows.extend(self.again.lock().unwrap_or_else(|locked| locked.into_inner()).iter());
+        rows.retain(|(_, at)| needed.contains(&place(*at)));
         rows.sort_unstable();
         let row = |(print, at): (Fingerprint, PageAddress)| {
             print.into_iter().chain(Entry::packed(at).0.to_le_bytes())
@@ -203,29 +210,26 @@ fn rows_of(
     let (records, _) = store.records()?;
     let mut found = Vec::new();
     let mut left = MOST_ROWS;
-    for record in records.iter().rev() {
+    for record in records.iter().rev().filter(|record| record.findable) {
+        if found.len() == MOST_IMAGES {
+            break;
+        }
         let Some(blob) = blob(record) else { continue };
         let rows = blob.bytes as usize / ROW_BYTES;
         if rows > left {
             continue;
         }
-        if let Ok(rows) = load(store, record, blob) {
-            left -= rows.bytes.len() / ROW_BYTES;
-            found.push(rows);
+        let load = || -> Result<Rows, ImageError> {
+            let image = store.open_image(&record.id)?;
+            let bytes = image.blob("list of fingerprints", blob)?;
+            Ok(Rows { bytes, _hold: image.into_hold() })
+        };
+        if let Ok(rows_found) = load() {
+            left -= rows;
+            found.push(rows_found);
         }
     }
     Ok(found)
-}
-
-fn load(store: &Store, record: &Record, blob: &Blob) -> Result<Rows, ImageError> {
-    let image = store.open_image(&record.id)?;
-    let all = image.blob("list of fingerprints", blob)?;
-    let place = |entry: &Entry| entry.packed_at().map(|at| (at.segment, at.frame));
-    let needed: HashSet<_> = image.entries()?.iter().filter_map(place).collect();
-    let rows = all.chunks_exact(ROW_BYTES);
-    let stays = |bytes: &&[u8]| place(&row(bytes).1).is_some_and(|it| needed.contains(&it));
-    let bytes = rows.filter(stays).flatten().copied().collect();
-    Ok(Rows { bytes, _image: image })
 }
 
 #[cfg(test)]

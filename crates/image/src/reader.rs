@@ -25,7 +25,8 @@ pub struct ImageReader {
     keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
     /// How long what fails in a dirty store is tried again.
     patience: Duration,
-    _hold: Box<dyn Held>,
+    /// While it is held the image cannot be deleted.
+    hold: Box<dyn Held>,
 }
 
 /// One thread's working memory for reading: a decoder and the last frame.
@@ -59,8 +60,13 @@ impl ImageReader {
             segments: Mutex::default(),
             keyed: Mutex::default(),
             patience: Duration::MAX,
-            _hold: hold,
+            hold,
         }
+    }
+
+    /// What keeps the image from being deleted, alone.
+    pub(crate) fn into_hold(self) -> Box<dyn Held> {
+        self.hold
     }
 
     /// The image's record.

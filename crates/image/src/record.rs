@@ -62,6 +62,10 @@ pub struct Record {
     /// The same with 16 bytes of XXH3-128 and 8 zeros for a hash, which prove nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidates: Option<Blob>,
+    /// Whether those lists have only pages in frames that the image needs itself, so
+    /// that others may refer to them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub findable: bool,
     /// Copies of the writable disks.
     pub disks: Vec<DiskRecord>,
     /// How to start the guest again; only the crate that wrote it reads it.
@@ -118,9 +122,12 @@ pub struct PageCounts {
     /// Stored one by one in a dirty store.
     #[serde(default)]
     pub keyed: u64,
-    /// As an image before had them, and stored there.
+    /// As the parent had them, and stored by an image before.
     #[serde(default)]
     pub inherited: u64,
+    /// Stored by an image before, but not for this page of the parent.
+    #[serde(default)]
+    pub shared: u64,
 }
 
 /// Some bytes, stored as pages; the last is filled up with zeros.
@@ -188,6 +195,7 @@ impl Record {
             fingerprints: None,
             known: None,
             candidates: None,
+            findable: false,
             disks: Vec::new(),
             machine: serde_json::Value::Null,
             segments: Vec::new(),

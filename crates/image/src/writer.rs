@@ -227,7 +227,9 @@ impl<'s> ImageWriter<'s> {
         }
         self.forget_replaced(&entries)?;
         let own = self.keyed.as_ref().map(|(_, source)| *source);
-        let mut counts = self.lock().count(&entries, own);
+        let parents = self.parent.as_ref().map_or(&[][..], |(_, table)| table.entries());
+        let mut counts = self.lock().count(&entries, parents, own);
+        let prints = self.fingerprints.as_ref().map(|prints| prints.to_bytes(&entries));
         counts.hole = holes.min(counts.zero);
         counts.zero -= counts.hole;
         let mut sink = self.sink()?;
@@ -235,7 +237,7 @@ impl<'s> ImageWriter<'s> {
         let built = table::build(entries, table, |nodes| sink.put_unnumbered(nodes))?;
         sink.finish()?;
         self.lock().inherit(&built.reused);
-        if let Some(prints) = self.fingerprints.as_ref().map(Fingerprints::to_bytes) {
+        if let Some(prints) = prints {
             let blob = self.put_blob(&prints)?;
             self.lock().prints = Some(blob);
         }
@@ -286,6 +288,7 @@ impl<'s> ImageWriter<'s> {
         record.store = self.store.id();
         record.disks = disks;
         let prints = self.lock().prints.take();
+        record.findable = prints.is_some();
         match self.fingerprints.as_ref().map(Fingerprints::mode) {
             Some(Dedup::Store) => record.fingerprints = prints,
             Some(Dedup::Known) => record.known = prints,

@@ -91,7 +91,7 @@ fn across_a_store_an_image_outlives_the_one_it_shares_with() {
         bytes(&store)
     };
     assert!(added < alone, "{added} in place of {alone}");
-    assert!(other.memory.counts.inherited > 1300, "{:?}", other.memory.counts);
+    assert!(other.memory.counts.shared > 1300, "{:?}", other.memory.counts);
     assert!(!other.inherited_segments.is_empty());
     // One that was not taken so takes part in nothing.
     let apart = write(&store, Dedup::Image, 1, repeated);

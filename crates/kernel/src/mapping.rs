@@ -17,6 +17,7 @@ use std::ptr::{self, NonNull};
 
 /// `f_type` of hugetlbfs (statfs(2)).
 const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 /// A read-only shared mapping of a whole file.
 #[derive(Debug)]
@@ -191,7 +192,8 @@ pub fn data_ranges(file: impl AsFd, range: PageRange) -> Result<Vec<PageRange>, 
     Ok(found)
 }
 
-/// Bytes that can still be written to the file system that holds `path`.
+/// Bytes that can still be written to the file system that holds `path`; to a tmpfs no
+/// more than there is memory and swap for, whatever its limit.
 ///
 /// # Errors
 /// Where it cannot be asked.
@@ -210,7 +212,24 @@ pub fn free_bytes(path: &std::path::Path) -> Result<u64, KernelError> {
         let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
         return Ok(free * state.f_bsize as u64);
     }
-    Ok(state.f_bavail * state.f_bsize as u64)
+    let free = state.f_bavail * state.f_bsize as u64;
+    match state.f_type == TMPFS {
+        true => Ok(free.min(available_memory()?)),
+        false => Ok(free),
+    }
+}
+
+/// Bytes that programs can still take without anything being ended: `MemAvailable` and
+/// `SwapFree` of proc_meminfo(5).
+fn available_memory() -> Result<u64, KernelError> {
+    let path = "/proc/meminfo";
+    let text =
+        std::fs::read_to_string(path).map_err(|cause| KernelError::new("read", path, cause))?;
+    let kib = |name: &str| -> u64 {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));
+        value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    };
+    Ok((kib("MemAvailable:") + kib("SwapFree:")) << 10)
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ fn look() -> Vec<Finding> {
                 .map_err(|error| error.to_string()),
         ),
         optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
-        optional("room in memory", "RAM files", room(ram_dir::COMMON)),
+        optional("room in memory", "RAM files", room(ram_dir::ram_dir_now())),
         optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
     ]
 }
@@ -120,7 +120,7 @@ fn openable(path: &str) -> Result<String, String> {
     opened.map(|_| "present".to_owned()).map_err(|error| error.to_string())
 }
 
-fn room(path: &str) -> Result<String, String> {
-    let free = free_bytes(Path::new(path)).map_err(|error| error.to_string())?;
+fn room(path: &Path) -> Result<String, String> {
+    let free = free_bytes(path).map_err(|error| error.to_string())?;
     Ok(format!("{} free", ByteSize(free)))
 }

@@ -6,7 +6,7 @@ use crate::failure::{Code, Failure};
 use crate::kept::{check_memory, read_state, settle_unthawed};
 use crate::output::milliseconds;
 use crate::progress::Progress;
-use crate::ram_dir::usual_dirs;
+use crate::ram_dir::OWN;
 use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
@@ -40,7 +40,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
             drop((progress, lock));
             // Ours may have to be mounted again.
             let folder = record.ram.first().and_then(|file| file.path.parent());
-            let folder = folder.filter(|it| !usual_dirs().contains(it)).map(Path::to_owned);
+            let folder = folder.filter(|it| *it != Path::new(OWN)).map(Path::to_owned);
             return from_store(context, name, store, image, !was_running, folder);
         }
     };

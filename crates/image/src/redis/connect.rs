@@ -93,8 +93,10 @@ impl Pool {
             let result = self.take().and_then(|mut connection| {
                 let result = work(&mut *connection);
                 match result.as_ref().is_err_and(is_broken) {
-                    // What broke it has most likely broken the idle ones too.
-                    true => self.idle().clear(),
+                    // What broke it has most likely broken the idle ones too; those
+                    // to a Cluster find its other nodes by themselves.
+                    true if !self.is_cluster => self.idle().clear(),
+                    true => {}
                     false => self.idle().push(connection),
                 }
                 result

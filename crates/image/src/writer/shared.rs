@@ -44,21 +44,30 @@ impl Shared {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }
 
-    /// Counts pages by kind, and notes where those of other images lie;
-    /// `own_source` is our own part of the dirty store.
-    pub(super) fn count(&mut self, entries: &[Entry], own_source: Option<u32>) -> PageCounts {
+    /// Counts pages by kind, and notes where those of other images lie; `parents` are
+    /// the parent's entries, `own_source` is our own part of the dirty store.
+    pub(super) fn count(
+        &mut self,
+        entries: &[Entry],
+        parents: &[Entry],
+        own_source: Option<u32>,
+    ) -> PageCounts {
         let own: HashSet<u64> = self.used.iter().copied().collect();
         let mut counts = PageCounts::default();
         // Neighbours mostly lie in one segment.
         let mut last = None;
-        for entry in entries {
+        for (page, entry) in entries.iter().enumerate() {
+            let others = match parents.get(page) == Some(entry) {
+                true => &mut counts.inherited,
+                false => &mut counts.shared,
+            };
             let at = match entry.place() {
                 Ok(Place::Packed(at)) => at,
                 Ok(Place::Keyed(at)) => {
                     self.sources.insert(at.source);
                     match own_source == Some(at.source) {
                         true => counts.keyed += 1,
-                        false => counts.inherited += 1,
+                        false => *others += 1,
                     }
                     continue;
                 }
@@ -78,7 +87,7 @@ impl Shared {
                 }
             }
             match is_own {
-                false => counts.inherited += 1,
+                false => *others += 1,
                 true if self.raw.contains(&(at.segment, at.frame)) => counts.raw += 1,
                 true => counts.compressed += 1,
             }
