@@ -7,9 +7,9 @@
 //! the other frames *dropped*: they have no length. So no page table changes.
 //!
 //! **Beside writers.** Leases are read before records: a segment that is being
-//! written is named by a lease until its image's record is there. An image that
-//! is being written on top of another needs only frames that the other, which
-//! it keeps from being deleted, needs too.
+//! written is named by a lease until its image's record is there. What an image
+//! that is being written shares with others are frames that these need too, and
+//! it keeps them from being deleted until its own record is there.
 //!
 //! **Dirty stores.** Of pages that lie there one by one, those of an image are
 //! freed together, when no record and no lease names them.

@@ -230,8 +230,8 @@ impl Store {
     /// Removes an image: its record first, so that from then on it does not
     /// exist, then its objects, except for those that other images share.
     ///
-    /// No image can begin to share one of them meanwhile: it would have to be
-    /// taken on top of an image that has it, and hold that one's record. Two
+    /// No image can begin to share one of them meanwhile: its writer would hold the
+    /// record of an image that has it. Two
     /// deletions at once might each leave a segment to the other; so only one
     /// goes on at a time.
     ///
