@@ -86,7 +86,9 @@ pub enum ImageError {
         candidates: Vec<String>,
     },
     /// The image is being read.
-    #[error("checkpoint {id} is being read: by a restore, a verify, or a checkpoint that may share its pages")]
+    #[error(
+        "checkpoint {id} is being read: by a restore, a verify, or a checkpoint that may share its pages"
+    )]
     InUse {
         /// Its id.
         id: String,
