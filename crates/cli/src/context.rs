@@ -2,6 +2,7 @@
 
 use crate::failure::{Code, Failure};
 use crate::kept::settle_unthawed;
+use crate::output::tell;
 use crate::progress::Progress;
 use crate::ram_dir::usual_dirs;
 use crate::server::ServerState;
@@ -15,7 +16,6 @@ use dewar_image::{Location, Store};
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -39,9 +39,10 @@ impl Context {
 
     /// Prints the result: `json` for programs, `text` for people.
     pub fn print(&self, json: Value, text: &str) {
-        let text = if self.json { json.to_string() } else { text.trim_end().to_owned() };
-        // Whoever reads may have seen enough; what was done is done.
-        let _ = writeln!(std::io::stdout(), "{text}");
+        match self.json {
+            true => tell(json),
+            false => tell(text.trim_end()),
+        }
     }
 
     /// Where the store is that `url` means.
@@ -198,8 +199,9 @@ impl Held {
 }
 
 /// That no guest by this name stands in the way of a new one, whose RAM shall
-/// be in `ram_dir`, if it is to have any of ours. A dead one's memory is given back when what is returned is
-/// dropped. `thawing` says that the guest is to be thawed from a store.
+/// be in `ram_dir`, if it is to have any of ours. A dead one's memory is given back
+/// when what is returned is dropped. `thawing` says that the guest is to be thawed
+/// from a store.
 pub fn make_way(
     folder: &GuestFolder,
     ram_dir: Option<&Path>,

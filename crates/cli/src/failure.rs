@@ -1,5 +1,6 @@
 //! What a person, or a program, is told when something fails.
 
+use crate::output::tell;
 use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::RecoverError;
@@ -9,7 +10,6 @@ use dewar_guest_qemu::registry::RegistryError;
 use dewar_guest_qemu::revive::ReviveError;
 use dewar_image::ImageError;
 use serde_json::json;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit codes; part of the interface.
@@ -85,7 +85,7 @@ impl Failure {
                 "error": self.what, "guest_state": self.state, "advice": self.advice,
                 "exit_code": self.code as u8,
             });
-            let _ = writeln!(std::io::stdout(), "{error}");
+            tell(error);
         }
         ExitCode::from(self.code as u8)
     }

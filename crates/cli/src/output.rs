@@ -2,7 +2,15 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use dewar_units::format_duration;
+use std::fmt::Display;
+use std::io::Write;
 use std::time::Duration;
+
+/// Prints a line for whoever still reads: they may have seen enough, and what was done
+/// is done.
+pub fn tell(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
 
 /// A table without lines; columns whose heading begins with `>` are aligned to
 /// the right.
