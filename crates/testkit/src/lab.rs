@@ -3,6 +3,7 @@ use crate::guest::GuestSpec;
 use crate::heartbeat::Heartbeat;
 use crate::process::{is_alive, kill, wait_until, wait_while_alive};
 use anyhow::{Context, Result, ensure};
+use dewar_guest_qemu::registry::Registry;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -202,18 +203,10 @@ impl Lab {
         files
     }
 
-    /// How the names of a guest's RAM files begin: with the FNV-1a hash of the
-    /// root, so that the guests of two roots have different ones.
+    /// How the names of a guest's RAM files begin.
     pub fn ram_prefix(&self, name: &str) -> String {
-        let hash = self
-            .root()
-            .as_os_str()
-            .as_encoded_bytes()
-            .iter()
-            .fold(0x811c_9dc5_u32, |hash, byte| {
-                (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-            });
-        format!("dewar-{hash:08x}@{name}@")
+        let folder = Registry::new(&self.root()).guest(name).expect("a guest's name");
+        folder.ram_file(Path::new(""), "").display().to_string()
     }
 
     /// Ends a guest's process as a crash would.
