@@ -231,9 +231,8 @@ impl Store {
     /// exist, then its objects, except for those that other images share.
     ///
     /// No image can begin to share one of them meanwhile: its writer would hold the
-    /// record of an image that has it. Two
-    /// deletions at once might each leave a segment to the other; so only one
-    /// goes on at a time.
+    /// record of an image that has it. Two deletions at once might each leave a segment
+    /// to the other; so only one goes on at a time.
     ///
     /// # Errors
     /// Where it is being read, another image's record cannot be, the store
