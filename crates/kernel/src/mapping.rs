@@ -1,8 +1,8 @@
 //! Reading memory that somebody else is writing.
 //!
 //! A guest's RAM changes under our hands, so no Rust reference to it may ever
-//! exist. Pages leave a [`SharedMapping`] only as copies made by one machine
-//! instruction (`rep movsb`), which the compiler cannot look into: a copy may
+//! exist. Pages leave a [`SharedMapping`] only as copies made by machine
+//! instructions that the compiler cannot look into: a copy may
 //! be torn, never undefined. Whoever copies a page while the guest runs learns
 //! from write tracking whether to copy it again.
 
@@ -68,17 +68,35 @@ impl SharedMapping {
     pub fn copy_page(&self, page: PageNumber, into: &mut [u8]) {
         assert!(page.0 < self.pages(), "page {page} of {}", self.pages());
         assert_eq!(into.len(), PAGE_BYTES);
-        // SAFETY: the assertions keep both sides in bounds, the target is ours
-        // alone, and the copy is opaque to the compiler, so writers on the
-        // source side cannot make it undefined. DF is clear by the ABI.
+        // Not `rep movsb`, which into memory that is not aligned to 32 bytes takes four
+        // times as long (AMD Zen 4): the heap's begins at 16.
+        // SAFETY: the assertions keep both sides in bounds, the source is aligned as
+        // `movdqa` wants it (to a page), the target is ours alone, and the copy is
+        // opaque to the compiler, so writers on the source side cannot make it undefined.
         unsafe {
             let source = self.address.as_ptr().cast::<u8>().add(page.index() * PAGE_BYTES);
             std::arch::asm!(
-                "rep movsb",
-                inout("rcx") PAGE_BYTES => _,
-                inout("rsi") source => _,
-                inout("rdi") into.as_mut_ptr() => _,
-                options(nostack, preserves_flags)
+                "2:",
+                "movdqa {a}, [{from}]",
+                "movdqa {b}, [{from} + 16]",
+                "movdqa {c}, [{from} + 32]",
+                "movdqa {d}, [{from} + 48]",
+                "movdqu [{to}], {a}",
+                "movdqu [{to} + 16], {b}",
+                "movdqu [{to} + 32], {c}",
+                "movdqu [{to} + 48], {d}",
+                "add {from}, 64",
+                "add {to}, 64",
+                "dec {left}",
+                "jnz 2b",
+                from = inout(reg) source => _,
+                to = inout(reg) into.as_mut_ptr() => _,
+                left = inout(reg) PAGE_BYTES / 64 => _,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack)
             );
         }
     }
@@ -243,14 +261,21 @@ mod tests {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
         let file = std::fs::File::from(fd);
         file.set_len(16 * PAGE_BYTES as u64).expect("set_len");
-        file.write_all_at(&[7; PAGE_BYTES], 5 * PAGE_BYTES as u64).expect("write");
+        let content: Vec<u8> = (0..PAGE_BYTES).map(|at| (at % 251) as u8).collect();
+        file.write_all_at(&content, 5 * PAGE_BYTES as u64).expect("write");
         let all = PageRange::new(0, 16);
         assert_eq!(data_ranges(&file, all).expect("seek"), [PageRange::new(5, 6)]);
         assert_eq!(data_ranges(&file, PageRange::new(6, 16)).expect("seek"), []);
 
         let mapping = SharedMapping::new(&file, 16 * PAGE_BYTES).expect("map");
-        let mut page = [0; PAGE_BYTES];
-        mapping.copy_page(PageNumber(5), &mut page);
-        assert_eq!(page, [7; PAGE_BYTES]);
+        // Wherever it goes, and nothing beside it.
+        let mut around = vec![9; PAGE_BYTES + 64];
+        for at in [0, 1, 16, 63] {
+            around.fill(9);
+            mapping.copy_page(PageNumber(5), &mut around[at..at + PAGE_BYTES]);
+            let (before, rest) = around.split_at(at);
+            let (page, after) = rest.split_at(PAGE_BYTES);
+            assert!(page == content && before.iter().chain(after).all(|byte| *byte == 9));
+        }
     }
 }
