@@ -93,9 +93,9 @@ impl PageCodec for FrameEncoder {
                     .map_err(|error| library(error.to_string()))?
             }
             (Codec::Zstd, Some(zstd)) => {
-                out.resize(zstd::zstd_safe::compress_bound(pages.len()), 0);
-                zstd.compress_to_buffer(pages, out.as_mut_slice())
-                    .map_err(|error| library(error.to_string()))?
+                out.clear();
+                out.reserve(zstd::zstd_safe::compress_bound(pages.len()));
+                zstd.compress_to_buffer(pages, out).map_err(|error| library(error.to_string()))?
             }
             _ => pages.len(),
         };
