@@ -170,8 +170,8 @@ fn another_root_leaves_a_guest_alone_whose_memory_is_arriving() {
             0 => other.dewar(&["checkpoint", "g"]),
             _ => adopted,
         };
-        // A vCPU that waits for a page while it has QEMU's lock keeps everybody waiting:
-        // then nothing is shown.
+        // TCG delivers an interrupt with QEMU's lock held (cpu_handle_interrupt): where the
+        // stack that it is put on is missing QMP cannot answer, and nothing is shown.
         let waits = told.stderr.contains("did not answer");
         if waits {
             dewar_testkit::kill(server, rustix::process::Signal::KILL);
