@@ -118,6 +118,26 @@ fn an_image_that_is_shared_from_cannot_go_meanwhile() {
 }
 
 #[test]
+fn of_many_images_some_are_held() {
+    let (folder, store) = new_store();
+    for _ in 0..80 {
+        write(&store, Dedup::Store, 1, |page| content(page % 4, 1));
+    }
+    let open_files = || {
+        let all = std::fs::read_dir("/proc/self/fd").expect("list").flatten();
+        let paths = all.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        paths.filter(|path| path.starts_with(folder.path())).count()
+    };
+    let before = open_files();
+    let options = ImageOptions { dedup: Dedup::Store, ..options() };
+    let writer = store.begin(options, None).expect("begin");
+    let held = open_files() - before;
+    assert!((60..70).contains(&held), "{held} descriptors");
+    drop(writer);
+    assert_eq!(open_files(), before);
+}
+
+#[test]
 fn what_an_image_knows_of_its_pages_is_right_and_helps_no_other() {
     let (_folder, store) = new_store();
     let first = write(&store, Dedup::Known, 2, repeated);
@@ -187,6 +207,9 @@ fn an_image_finds_what_those_below_it_stored() {
         let added = bytes(&store) - before;
         println!("{dedup:?}: {added} on top of {before}");
         assert!(added < before / 3, "{added} on top of {before}");
+        // No page is as the parent has it, though all of their contents are there.
+        let counts = second.memory.counts;
+        assert_eq!((counts.shared, counts.inherited), (PAGES, 0));
         // It stands alone, and a third finds what the first had stored, but only by the first.
         store.delete(&first.id).expect("delete");
         collect(&store, false, |_, _| {}).expect("gc");
