@@ -238,6 +238,11 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     };
     run(&["-m", "64M", "-device", "vfio-pci,host=00:00.0"]).failed(4, &["VFIO"]);
     run(&["-m", "900G"]).failed(4, &["no room", "900 GiB"]);
+    // A tmpfs may promise more than there is memory.
+    let vast = SmallDisk::mount(&lab.path().join("vast"), "1000g").expect("tmpfs");
+    let folder = vast.path().display().to_string();
+    lab.dewar(&["run", "refused", "--ram-dir", &folder, "--", &qemu, "-m", "900G"])
+        .failed(4, &["no room", "900 GiB"]);
     run(&["-m", "64M", "-device", "no-such-device"])
         .failed(1, &["did not start", "no-such-device"]);
     lab.dewar(&["run", "refused", "--", "no-such-qemu"]).failed(1, &["no-such-qemu"]);

@@ -145,26 +145,56 @@ fn whoever_mounts_it_hides_nobodys_memory() {
         println!("SKIPPED whoever_mounts_it_hides_nobodys_memory: this host mounts none");
         return;
     }
-    let dewar = format!("{} --root {}", env!("CARGO_BIN_EXE_dewar"), lab.root().display());
     let script = format!(
-        "umount -l /run/dewar/ram 2>/dev/null
-        mkdir -p /run/dewar/ram; exec 9>/run/dewar/lock; flock 9
+        "mkdir -p /run/dewar/ram; exec 9>/run/dewar/lock; flock 9
         for name in a b c; do
             {dewar} run $name -- qemu-system-x86_64 -m 64M -display none >&2 9>&- &
         done
         sleep 1; flock -u 9; wait
         grep -c ' /run/dewar/ram ' /proc/self/mountinfo
         ls /run/dewar/ram /dev/shm
-        for name in a b c; do {dewar} rm $name --force >&2; done"
+        for name in a b c; do {dewar} rm $name --force >&2; done",
+        dewar = dewar_in(&lab)
     );
-    // Its first process has the same mounts, as the host's has.
-    let ran = Command::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", &script])
-        .output()
-        .expect("unshare");
-    let told = String::from_utf8_lossy(&ran.stdout);
+    let told = on_a_host_without_it(&script);
     assert_eq!(told.lines().next(), Some("1"), "{told}");
     for name in ["a", "b", "c"] {
         assert!(told.contains(&lab.ram_prefix(name)), "{name}: {told}");
     }
+}
+
+#[test]
+fn a_folder_of_its_own_that_cannot_be_written_is_left_alone() {
+    let lab = common::lab();
+    if HugePages::transparent(&lab).is_none() {
+        println!(
+            "SKIPPED a_folder_of_its_own_that_cannot_be_written_is_left_alone: this host mounts none"
+        );
+        return;
+    }
+    let script = format!(
+        "mkdir -p /run/dewar/ram; mount -t tmpfs -o huge=advise,ro dewar /run/dewar/ram
+        {dewar} run a -- qemu-system-x86_64 -m 64M -display none >&2
+        ls /dev/shm
+        {dewar} rm a --force >&2",
+        dewar = dewar_in(&lab)
+    );
+    let told = on_a_host_without_it(&script);
+    assert!(told.contains(&lab.ram_prefix("a")), "{told}");
+}
+
+fn dewar_in(lab: &Lab) -> String {
+    format!("{} --root {}", env!("CARGO_BIN_EXE_dewar"), lab.root().display())
+}
+
+/// What a script prints where nothing is mounted on the folder of RAM files. Its first
+/// process has the same mounts, as the host's has.
+fn on_a_host_without_it(script: &str) -> String {
+    let script = format!("umount -l /run/dewar/ram 2>/dev/null\n{script}");
+    let ran = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", &script])
+        .output()
+        .expect("unshare");
+    print!("{}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8_lossy(&ran.stdout).into_owned()
 }
