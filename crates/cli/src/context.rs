@@ -37,8 +37,9 @@ impl Context {
         Self { registry: Registry::new(root), json }
     }
 
-    /// Prints the result: `json` for programs, `text` for people.
-    pub fn print(&self, json: Value, text: &str) {
+    /// Prints the result: `json` for programs, `text` for people. Returns whether
+    /// anybody reads it.
+    pub fn print(&self, json: Value, text: &str) -> bool {
         match self.json {
             true => tell(json),
             false => tell(text.trim_end()),

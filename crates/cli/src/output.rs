@@ -6,10 +6,10 @@ use std::fmt::Display;
 use std::io::Write;
 use std::time::Duration;
 
-/// Prints a line for whoever still reads: they may have seen enough, and what was done
-/// is done.
-pub fn tell(text: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// Prints a line for whoever still reads, and says whether anybody does: they may have
+/// seen enough, and what was done is done.
+pub fn tell(text: impl Display) -> bool {
+    writeln!(std::io::stdout(), "{text}").is_ok()
 }
 
 /// A table without lines; columns whose heading begins with `>` are aligned to

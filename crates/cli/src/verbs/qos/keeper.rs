@@ -5,6 +5,7 @@
 use crate::args::KeeperArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::output::tell;
 use dewar_guest_qemu::registry::ProcessId;
 use dewar_kernel::detach;
 use dewar_qos::Ledger;
@@ -108,7 +109,7 @@ pub fn detached(context: &Context, name: &str, rate: f64, ledger: &Ledger) -> Re
         let what = said.trim().trim_start_matches("dewar: ").to_owned();
         let failure = Failure::new(code, what);
         if context.json && !first.is_empty() {
-            print!("{first}");
+            tell(first.trim_end());
             return Err(failure.already_printed());
         }
         return Err(failure);

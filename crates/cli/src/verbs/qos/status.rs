@@ -32,19 +32,16 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
             "unreadable": unreadable,
         });
-        if args.watch && !context.json {
-            // Home, and clear what is below.
-            print!("\x1b[H\x1b[J");
-        }
+        // Home, and clear what is below.
+        let clear = if args.watch { "\x1b[H\x1b[J" } else { "" };
         let text = format!(
-            "{}\n{} of a CPU can be promised, {} are, {} are left",
+            "{clear}{}\n{} of a CPU can be promised, {} are, {} are left",
             rows(&entries),
             percent(limit),
             percent(promised),
             percent(headroom)
         );
-        context.print(told, &text);
-        if !args.watch {
+        if !context.print(told, &text) || !args.watch {
             return Ok(());
         }
         std::thread::sleep(Duration::from_secs(1));
