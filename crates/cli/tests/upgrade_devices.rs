@@ -218,13 +218,14 @@ fn connections_over_a_tap_stay_open() {
         let clients = scope.spawn(|| {
             network.within(|| web_load(SocketAddr::from(([10, 9, 0, 2], 80)), 50, &stop))
         });
+        let ends = EndsLoad(&stop);
         for round in 0..3 {
             std::thread::sleep(Duration::from_millis(700));
             upgrade(&lab, &mut guest, &[]);
             say(&mut stream, &format!("after {round}"));
         }
         std::thread::sleep(Duration::from_millis(700));
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
         clients.join().expect("clients")
     });
     println!("{} answered, the slowest after {:?}", load.answered, load.slowest);
@@ -233,6 +234,49 @@ fn connections_over_a_tap_stay_open() {
     let pid = lab.pid("g").expect("pid");
     assert!(is_alive(pid));
     lab.dewar(&["stop", "g", "--now"]).done();
+}
+
+/// Ends the load, also where the test fails.
+struct EndsLoad<'s>(&'s AtomicBool);
+
+impl Drop for EndsLoad<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// As after an update of their package, or of the QEMU that brings them along.
+#[test]
+fn a_rom_whose_file_has_another_size_now_is_no_hindrance() {
+    let lab = common::lab();
+    let rom = lab.path().join("net.rom");
+    let change = |kib: usize| fs::write(&rom, vec![0x5a; kib << 10]).expect("ROM");
+    change(300);
+    let device = format!("virtio-net-pci,romfile={}", rom.display());
+    let mut guest = lab.run("g", &spec(&["-device", &device])).expect("guest");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    change(20);
+    upgrade(&lab, &mut guest, &[]);
+    guest.console.ask("count").expect("the guest goes on");
+    lab.dewar(&["checkpoint", "g"]).done();
+    change(100);
+    lab.dewar(&["freeze", "g"]).done();
+    change(3);
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    lab.crash("g");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+    lab.wait_for_memory("g");
+    change(600);
+    // A file that is too large is not looked at, or refused before the guest is touched.
+    let ran = lab.dewar(&["upgrade", "g", "--qemu", &dewar_testkit::qemu()]);
+    if ran.code != 0 {
+        ran.failed(1, &["too large", "is running"]);
+    }
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
 }
 
 /// The names of the guest's devices.

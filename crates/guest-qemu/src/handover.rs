@@ -41,6 +41,7 @@ mod forwards;
 mod holder;
 mod moving;
 mod plan;
+mod roms;
 mod tap;
 
 pub(crate) use current::current_line;

@@ -8,6 +8,7 @@
 //! frozen guest or a checkpoint it shows when it is brought back.
 
 use super::forwards::monitor;
+use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
@@ -61,6 +62,13 @@ pub(crate) enum CurrentError {
 
 /// The present form of `line`.
 pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
+    let mut now = with_plugged(qmp, line)?;
+    keep_rom_sizes(qmp, &mut now)?;
+    Ok(now)
+}
+
+/// `line` without what was unplugged, and with what was plugged in.
+fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
     if arguments(line).iter().any(|argument| argument.name == "readconfig") {
         // What is in that file would count as plugged in.
         return Ok(line.to_vec());

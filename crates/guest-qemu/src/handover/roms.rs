@@ -1,0 +1,60 @@
+//! The sizes of option ROMs.
+//!
+//! A device's ROM comes from a file of the QEMU that starts; its content then comes with
+//! the guest's state, but QEMU refuses a state whose ROM has another size ("Size
+//! mismatch: ...rom"). Distributions ship network ROMs of 256 and of 512 KiB, and packages
+//! change. So a guest keeps the sizes that it has: `-global KIND.romsize=BYTES` (QEMU
+//! 5.2; `pci_add_option_rom` in hw/pci/pci.c). A file that is larger than that is not
+//! looked at by QEMU 10.0 where a state comes in; 7.2 refuses it as it starts, before the
+//! guest is touched.
+
+use crate::qmp::{Qmp, QmpError};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Where QEMU has devices: those with a name, those without, and its own.
+const PLACES: [&str; 3] =
+    ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"];
+/// `romsize` of a device that has none.
+const NO_ROM: u64 = u32::MAX as u64;
+
+/// Adds to `line` the sizes of the ROMs that a guest has, as far as it does not say them.
+pub(super) fn keep_rom_sizes(qmp: &mut Qmp, line: &mut Vec<String>) -> Result<(), QmpError> {
+    for (kind, sizes) in rom_sizes(qmp)? {
+        // Devices of one kind with ROMs of several sizes were told so one by one.
+        let [size] = sizes[..] else { continue };
+        let option = format!("{kind}.romsize={size}");
+        if !line.windows(2).any(|words| words[0] == "-global" && words[1] == option) {
+            line.extend(["-global".to_owned(), option]);
+        }
+    }
+    Ok(())
+}
+
+/// The kinds of devices that have ROMs, and all sizes of them.
+fn rom_sizes(qmp: &mut Qmp) -> Result<BTreeMap<String, Vec<u64>>, QmpError> {
+    let mut found = BTreeMap::<String, Vec<u64>>::new();
+    for place in PLACES {
+        let Ok(children) = qmp.execute("qom-list", json!({"path": place})) else { continue };
+        for child in children.as_array().into_iter().flatten() {
+            let (Some(name), Some(kind)) = (child["name"].as_str(), kind(child)) else { continue };
+            let get = json!({"path": format!("{place}/{name}"), "property": "romsize"});
+            // Most things have no such property.
+            let size = qmp.execute("qom-get", get).ok().and_then(|size| size.as_u64());
+            if let Some(size) = size.filter(|size| *size != NO_ROM) {
+                let sizes = found.entry(kind.to_owned()).or_default();
+                if !sizes.contains(&size) {
+                    sizes.push(size);
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What a child of the object tree is, where it may be a device.
+fn kind(child: &Value) -> Option<&str> {
+    let kind = child["type"].as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
+    let is_other = kind.contains(':') || ["irq", "memory-region", "container"].contains(&kind);
+    (!is_other).then_some(kind)
+}
