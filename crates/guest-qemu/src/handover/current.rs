@@ -253,6 +253,8 @@ fn device(qmp: &mut Qmp, id: &str, kind: &str) -> Result<Map<String, Value>, Cur
         let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
         let value = match &value {
             Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),
+            // QEMU 8.2 ends where it is given the number in which it tells it.
+            Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
             other => other.clone(),
         };
         let unset = match &value {
@@ -267,6 +269,11 @@ fn device(qmp: &mut Qmp, id: &str, kind: &str) -> Result<Map<String, Value>, Cur
         }
     }
     Ok(device)
+}
+
+/// A place on a PCI bus as people write it: slot and function.
+fn slot(place: u64) -> Value {
+    format!("{:x}.{}", place >> 3, place & 7).into()
 }
 
 /// The last part of a path in QEMU's object tree.
