@@ -83,8 +83,8 @@ pub(crate) trait Object: fmt::Debug + Send + Sync {
     /// Its length.
     fn bytes(&self) -> u64;
 
-    /// Fills `buffer` from `offset` on.
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImageError>;
+    /// Replaces `buffer` by so many bytes from `offset` on.
+    fn read_at(&self, offset: u64, bytes: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError>;
 
     /// Says that all of it will be wanted soon.
     fn read_ahead(&self) {}

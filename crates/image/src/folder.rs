@@ -173,7 +173,8 @@ impl Object for OpenFile {
         self.bytes
     }
 
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImageError> {
+    fn read_at(&self, offset: u64, bytes: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
+        buffer.resize(bytes, 0);
         self.file.read_exact_at(buffer, offset).map_err(ImageError::io("read", &self.path))
     }
 

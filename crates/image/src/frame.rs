@@ -99,6 +99,11 @@ impl FrameHeader {
         Ok((Self { store, segment, frame, codec, pages, stored_bytes: word(44) }, payload))
     }
 
+    /// Whether a payload is the pages as they are.
+    pub(crate) fn is_pages(&self, payload: &[u8]) -> bool {
+        self.codec == Codec::Raw && payload.len() == usize::from(self.pages) * PAGE_BYTES
+    }
+
     /// Expands a payload into whole pages.
     pub(crate) fn expand(
         &self,

@@ -1,5 +1,6 @@
 use crate::backend::Held;
 use crate::dirty::KeyedPages;
+use crate::frame::FRAME_HEADER_BYTES;
 use crate::segment::SegmentFile;
 use crate::table::{self, Table};
 use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
@@ -32,8 +33,12 @@ pub struct ImageReader {
 /// One thread's working memory for reading: a decoder and the last frame.
 pub struct FrameCache {
     decoder: FrameDecoder,
+    /// The frame as it is stored, header and payload.
     stored: Vec<u8>,
+    /// Its pages, or those of a dirty store.
     pages: Vec<u8>,
+    /// Whether the payload is the pages, and they were not copied.
+    is_payload: bool,
     holds: Option<(u64, u16)>,
 }
 
@@ -47,8 +52,17 @@ impl FrameCache {
             decoder: FrameDecoder::new()?,
             stored: Vec::new(),
             pages: Vec::new(),
+            is_payload: false,
             holds: None,
         })
+    }
+
+    /// The pages of the last frame.
+    fn pages(&self) -> &[u8] {
+        match self.is_payload {
+            true => &self.stored[FRAME_HEADER_BYTES..],
+            false => &self.pages,
+        }
     }
 }
 
@@ -144,7 +158,7 @@ impl ImageReader {
         cache: &'c mut FrameCache,
     ) -> Result<&'c [u8], ImageError> {
         self.load(at.segment, at.frame, cache).map_err(|error| name_page(page, error))?;
-        Ok(&cache.pages)
+        Ok(cache.pages())
     }
 
     /// Bounds how long what fails in a dirty store is tried again, for somebody
@@ -260,7 +274,7 @@ impl ImageReader {
         };
         self.load(at.segment, at.frame, cache)?;
         let start = usize::from(at.index) * PAGE_BYTES;
-        cache.pages.get(start..start + PAGE_BYTES).map(Some).ok_or_else(|| {
+        cache.pages().get(start..start + PAGE_BYTES).map(Some).ok_or_else(|| {
             ImageError::damaged(at.to_string(), "its frame holds fewer pages".to_owned())
         })
     }
@@ -273,6 +287,10 @@ impl ImageReader {
         let read = |cache: &mut FrameCache| {
             let file = self.segment(segment)?;
             let (header, payload) = file.read_frame(frame, &mut cache.stored)?;
+            cache.is_payload = header.is_pages(payload);
+            if cache.is_payload {
+                return Ok(());
+            }
             header.expand(payload, &mut cache.decoder, &mut cache.pages)
         };
         read(cache).or_else(|error| match error {

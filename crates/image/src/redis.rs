@@ -230,16 +230,15 @@ impl Object for Value {
         self.bytes
     }
 
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImageError> {
+    fn read_at(&self, offset: u64, bytes: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
         let mut range = cmd("GETRANGE");
-        let end = offset + buffer.len() as u64;
+        let end = offset + bytes as u64;
         range.arg(self.shared.key(&self.name)).arg(offset).arg(end.saturating_sub(1));
-        let found: Vec<u8> = self.shared.ask("read", &self.name, &range)?;
-        if found.len() != buffer.len() {
+        *buffer = self.shared.ask("read", &self.name, &range)?;
+        if buffer.len() != bytes {
             let place = format!("{} in {}", self.name, self.shared.pool.url());
             return Err(ImageError::damaged(place, "it is missing, or shorter than it was"));
         }
-        buffer.copy_from_slice(&found);
         Ok(())
     }
 }

@@ -141,10 +141,9 @@ impl SegmentFile {
         if length < (HEADER_BYTES + TRAILER_BYTES) as u64 || length > u64::from(u32::MAX) {
             return Err(damaged("its length is impossible"));
         }
-        let mut header = [0; HEADER_BYTES];
-        let mut trailer = [0; TRAILER_BYTES];
-        object.read_at(0, &mut header)?;
-        object.read_at(length - TRAILER_BYTES as u64, &mut trailer)?;
+        let [mut header, mut trailer, mut directory] = [const { Vec::new() }; 3];
+        object.read_at(0, HEADER_BYTES, &mut header)?;
+        object.read_at(length - TRAILER_BYTES as u64, TRAILER_BYTES, &mut trailer)?;
         let word = |at: usize| {
             u32::from_le_bytes([trailer[at], trailer[at + 1], trailer[at + 2], trailer[at + 3]])
         };
@@ -156,8 +155,7 @@ impl SegmentFile {
         if u64::from(directory_at) + u64::from(count) * 4 != directory_end {
             return Err(damaged("its directory is not where its end says"));
         }
-        let mut directory = vec![0; count as usize * 4];
-        object.read_at(u64::from(directory_at), &mut directory)?;
+        object.read_at(u64::from(directory_at), count as usize * 4, &mut directory)?;
         if end_checksum(&header, &directory, &trailer[..8]) != trailer[8..24] {
             return Err(damaged("the checksum of its header and directory does not fit"));
         }
@@ -215,8 +213,7 @@ impl SegmentFile {
         if length < FRAME_HEADER_BYTES || end > self.directory_at {
             return Err(ImageError::damaged(place(), "the directory leaves it no room"));
         }
-        buffer.resize(length, 0);
-        self.object.read_at(u64::from(start), buffer).map_err(|error| match error {
+        self.object.read_at(u64::from(start), length, buffer).map_err(|error| match error {
             ImageError::Io { cause, .. } => ImageError::damaged(place(), cause.to_string()),
             other => other,
         })?;
