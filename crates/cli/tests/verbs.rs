@@ -149,8 +149,12 @@ fn what_is_told_to_nobody_was_done_all_the_same() {
     // The last would go on for ever.
     for words in [&["doctor"][..], &["ps", "--json"], &["qos", "--status", "--watch"]] {
         let nobody = std::fs::File::options().write(true).open("/dev/full").expect("open");
-        let mut dewar = std::process::Command::new(env!("CARGO_BIN_EXE_dewar"));
-        dewar.arg("--root").arg(lab.root()).args(words).stdout(nobody);
+        let mut dewar = std::process::Command::new("timeout");
+        dewar
+            .args(["20", env!("CARGO_BIN_EXE_dewar"), "--root"])
+            .arg(lab.root())
+            .args(words)
+            .stdout(nobody);
         let ran = dewar.output().expect("dewar starts");
         let said = String::from_utf8_lossy(&ran.stderr);
         assert_eq!((ran.status.code(), said.as_ref()), (Some(0), ""), "{words:?}");
