@@ -14,7 +14,7 @@ use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 
 /// Properties of devices that people set.
-const PROPERTIES: [&str; 34] = [
+const PROPERTIES: [&str; 35] = [
     "addr",
     "bootindex",
     "channel",
@@ -42,6 +42,7 @@ const PROPERTIES: [&str; 34] = [
     "queue-size",
     "rombar",
     "romfile",
+    "romsize",
     "scsi-id",
     "serial",
     "share-rw",

@@ -6,11 +6,11 @@
 //! change. So a guest keeps the sizes that it has: `-global KIND.romsize=BYTES` (QEMU
 //! 5.2; `pci_add_option_rom` in hw/pci/pci.c). A file that is larger than that is not
 //! looked at by QEMU 10.0 where a state comes in; 7.2 refuses it as it starts, before the
-//! guest is touched.
+//! guest is touched. What is plugged in later is held to it as well.
 
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Where QEMU has devices: those with a name, those without, and its own.
 const PLACES: [&str; 3] =
@@ -21,10 +21,13 @@ const NO_ROM: u64 = u32::MAX as u64;
 /// Adds to `line` the sizes of the ROMs that a guest has, as far as it does not say them.
 pub(super) fn keep_rom_sizes(qmp: &mut Qmp, line: &mut Vec<String>) -> Result<(), QmpError> {
     for (kind, sizes) in rom_sizes(qmp)? {
-        // Devices of one kind with ROMs of several sizes were told so one by one.
+        // Where devices of one kind differ their line says why, by `romfile=` or `romsize=`.
         let [size] = sizes[..] else { continue };
         let option = format!("{kind}.romsize={size}");
-        if !line.windows(2).any(|words| words[0] == "-global" && words[1] == option) {
+        let said = format!("{kind}.romsize=");
+        // The last one counts.
+        let last = line.windows(2).rfind(|it| it[0] == "-global" && it[1].starts_with(&said));
+        if last.is_none_or(|words| words[1] != option) {
             line.extend(["-global".to_owned(), option]);
         }
     }
@@ -34,22 +37,35 @@ pub(super) fn keep_rom_sizes(qmp: &mut Qmp, line: &mut Vec<String>) -> Result<()
 /// The kinds of devices that have ROMs, and all sizes of them.
 fn rom_sizes(qmp: &mut Qmp) -> Result<BTreeMap<String, Vec<u64>>, QmpError> {
     let mut found = BTreeMap::<String, Vec<u64>>::new();
+    // Kinds without one, such as vCPUs, of which there may be hundreds.
+    let mut without = HashSet::new();
     for place in PLACES {
-        let Ok(children) = qmp.execute("qom-list", json!({"path": place})) else { continue };
+        let children = ask(qmp, "qom-list", json!({"path": place}))?;
         for child in children.as_array().into_iter().flatten() {
             let (Some(name), Some(kind)) = (child["name"].as_str(), kind(child)) else { continue };
+            if without.contains(kind) {
+                continue;
+            }
             let get = json!({"path": format!("{place}/{name}"), "property": "romsize"});
-            // Most things have no such property.
-            let size = qmp.execute("qom-get", get).ok().and_then(|size| size.as_u64());
-            if let Some(size) = size.filter(|size| *size != NO_ROM) {
-                let sizes = found.entry(kind.to_owned()).or_default();
-                if !sizes.contains(&size) {
-                    sizes.push(size);
-                }
+            let Some(size) = ask(qmp, "qom-get", get)?.as_u64() else {
+                without.insert(kind.to_owned());
+                continue;
+            };
+            let sizes = found.entry(kind.to_owned()).or_default();
+            if size != NO_ROM && !sizes.contains(&size) {
+                sizes.push(size);
             }
         }
     }
     Ok(found)
+}
+
+/// What QEMU answers; nothing where it has no such thing.
+fn ask(qmp: &mut Qmp, command: &str, arguments: Value) -> Result<Value, QmpError> {
+    match qmp.execute(command, arguments) {
+        Err(QmpError::Refused { .. }) => Ok(Value::Null),
+        other => other,
+    }
 }
 
 /// What a child of the object tree is, where it may be a device.
