@@ -32,6 +32,18 @@ impl Folder {
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
+
+    /// All that a sub-folder holds, by name. What cannot be listed is an error: who
+    /// asks may remove whatever is not needed by what is there.
+    fn entries(&self, folder: &str) -> Result<Vec<(String, fs::DirEntry)>, ImageError> {
+        let path = self.path(folder);
+        let list = || -> std::io::Result<Vec<_>> {
+            let entries = fs::read_dir(&path)?.collect::<Result<Vec<_>, _>>()?;
+            let named = |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry));
+            Ok(entries.into_iter().filter_map(named).collect())
+        };
+        list().map_err(ImageError::io("list", &path))
+    }
 }
 
 impl Backend for Folder {
@@ -87,14 +99,17 @@ impl Backend for Folder {
     }
 
     fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, ImageError> {
-        let path = self.path(folder);
-        let entries = fs::read_dir(&path).map_err(ImageError::io("list", &path))?;
-        let object = |entry: fs::DirEntry| {
-            let name = entry.file_name().into_string().ok()?;
+        let mut objects = Vec::new();
+        for (name, entry) in self.entries(folder)? {
+            if name.ends_with(PART) {
+                continue;
+            }
             // One that vanishes meanwhile is not there.
-            (!name.ends_with(PART)).then_some((name, entry.metadata().ok()?.len()))
-        };
-        Ok(entries.flatten().filter_map(object).collect())
+            let data = unless_missing(entry.metadata());
+            let data = data.map_err(|error| ImageError::io("read", &entry.path())(error))?;
+            objects.extend(data.map(|data| (name, data.len())));
+        }
+        Ok(objects)
     }
 
     fn remove(&self, name: &str) -> Result<(), ImageError> {
@@ -102,13 +117,9 @@ impl Backend for Folder {
     }
 
     fn tidy(&self, folder: &str) -> Result<(), ImageError> {
-        let path = self.path(folder);
-        let entries = fs::read_dir(&path).map_err(ImageError::io("list", &path))?;
-        entries
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| path.to_string_lossy().ends_with(PART))
-            .try_for_each(|path| files::remove(&path))
+        let entries = self.entries(folder)?;
+        let left = entries.iter().filter(|(name, _)| name.ends_with(PART));
+        left.map(|(_, entry)| entry.path()).try_for_each(|path| files::remove(&path))
     }
 
     fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {
