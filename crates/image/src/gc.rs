@@ -153,7 +153,11 @@ impl Needed {
         needed.images = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
             progress(done as u64, ids.len() as u64);
-            let image = store.open_image(id)?;
+            let image = match store.open_image(id) {
+                // Half deleted: it exists no more.
+                Err(ImageError::NotFound { .. }) => continue,
+                other => other?,
+            };
             let record = image.record();
             needed.named.extend(record.all_segments());
             needed.sources.extend(record.keyed.values().cloned());

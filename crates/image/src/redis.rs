@@ -15,7 +15,8 @@
 //! slot and changes in one script, so it is never half changed, and a server
 //! that comes back from an older snapshot has records and counters of the same
 //! moment. A large object's name goes into the index before the object is put
-//! and leaves it after the object, so none is ever out of the index.
+//! and leaves it after the object, so none is ever out of the index; how long it
+//! is, the object itself says, since one that is replaced may be so only in part.
 
 mod connect;
 mod hold;
@@ -56,10 +57,12 @@ impl Redis {
         let mut info = cmd("INFO");
         info.arg("memory");
         let answer: redis::Value = self.shared.ask("read", "the server's settings", &info)?;
-        // A Cluster answers with a map of its nodes' texts.
-        let evicts = format!("{answer:?}").contains("maxmemory_policy:allkeys");
-        if evicts {
-            let problem = "its maxmemory-policy lets it forget any key: set it to noeviction";
+        // A Cluster answers with a map of its nodes' texts. One that forgets only
+        // keys that have an end would forget who holds an image.
+        let told = format!("{answer:?}");
+        let mut policies = told.split("maxmemory_policy:").skip(1);
+        if policies.any(|policy| !policy.starts_with("noeviction")) {
+            let problem = "its maxmemory-policy lets it forget keys: set it to noeviction";
             return Err(ImageError::Unfit {
                 store: self.shared.pool.url().to_owned(),
                 problem: problem.to_owned(),
@@ -109,7 +112,7 @@ impl Shared {
     }
 
     fn put_large(&self, name: &str, bytes: &[u8], only_new: bool) -> Result<(), ImageError> {
-        let mut note = cmd("HSET");
+        let mut note = cmd(if only_new { "HSET" } else { "HSETNX" });
         note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
         self.ask::<()>("write", name, &note)?;
         let mut set = cmd("SET");
@@ -122,6 +125,11 @@ impl Shared {
         if done.is_none() && self.get(name)?.as_deref() != Some(bytes) {
             return Err(self.pool.error("write", name, "there is another object by this name"));
         }
+        if !only_new {
+            note = cmd("HSET");
+            note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
+            self.ask::<()>("write", name, &note)?;
+        }
         Ok(())
     }
 
@@ -132,12 +140,23 @@ impl Shared {
     }
 
     fn size(&self, name: &str) -> Result<Option<u64>, ImageError> {
-        let mut size = cmd("HGET");
-        size.arg(self.index(name)).arg(folder_of(name).1);
-        self.ask("read", name, &size)
+        let mut size = cmd("STRLEN");
+        size.arg(self.key(name));
+        // No object whose length is asked for is empty.
+        let bytes: u64 = self.ask("read", name, &size)?;
+        Ok(Some(bytes).filter(|bytes| *bytes > 0))
     }
 
     fn remove(&self, name: &str) -> Result<(), ImageError> {
+        if !is_large(name) {
+            let script = Script::new(
+                "redis.call('DEL', KEYS[1])
+                 redis.call('HDEL', KEYS[2], ARGV[1])",
+            );
+            let mut call = script.key(self.key(name));
+            call.key(self.index(name)).arg(folder_of(name).1);
+            return self.pool.run("remove", name, |connection| call.invoke(connection));
+        }
         let mut unlink = cmd("UNLINK");
         unlink.arg(self.key(name));
         self.ask::<()>("remove", name, &unlink)?;

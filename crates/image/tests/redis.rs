@@ -166,9 +166,11 @@ fn what_a_server_refuses_is_told_at_once() {
     store.sweep().expect("sweep");
     assert_eq!(large_keys(&full), 0, "a failed image leaves nothing");
 
-    let forgets = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]).expect("redis");
-    let failed = open(&forgets.url()).expect_err("it evicts").to_string();
-    assert!(failed.contains("noeviction"), "{failed}");
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        let forgets = RedisServer::start(&["--maxmemory-policy", policy]).expect("redis");
+        let failed = open(&forgets.url()).expect_err("it evicts").to_string();
+        assert!(failed.contains("noeviction"), "{failed}");
+    }
 
     let locked = RedisServer::start(&["--requirepass", "s3cret"]).expect("redis");
     let failed = open(&locked.url()).expect_err("no password").to_string();
@@ -183,6 +185,58 @@ fn what_a_server_refuses_is_told_at_once() {
         .to_string();
     assert!(failed.contains("read-only") || failed.contains("no checkpoint store"), "{failed}");
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_image_whose_segments_a_server_lost_is_not_made() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let first = write_image(&store);
+    let segments = || server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
+    let before = segments();
+    let is_new = |key: &&str| !before.contains(key);
+    let parent = store.open_image(&first.id).expect("open");
+    let writer = store.begin(options(), Some(&parent)).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    sink.put(PageNumber(7), &content(7, 3)).expect("put");
+    sink.finish().expect("finish");
+    let (root, counts) = writer.finish_memory(0).expect("table");
+    let device_state = writer.put_blob(b"state").expect("blob");
+    let hot_pages = writer.put_blob(&[]).expect("blob");
+    writer.sync().expect("sync");
+    // As a replica that has not heard of the last seconds.
+    let after = segments();
+    let lost = after.lines().find(is_new).expect("a segment of its own");
+    server.ask(&["unlink", lost]).expect("unlink");
+    let record = common::record(root, counts, device_state, hot_pages);
+    let failed = writer.commit(record, vec![]).expect_err("lost").to_string();
+    assert!(failed.contains("the store has lost it"), "{failed}");
+    drop(parent);
+    assert_eq!(store.ids().expect("ids"), [first.id.clone()]);
+    verify(&store, &first.id, |_, _| {}).expect("verify");
+}
+
+#[test]
+fn a_replacement_that_was_cut_off_harms_no_image() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let first = write_image(&store);
+    // The index was told of a shorter segment, which never came.
+    for number in &first.segments {
+        let field = format!("{number:016x}.seg");
+        server.ask(&["hset", "{dewar}:index:segments", &field, "5"]).expect("hset");
+    }
+    verify(&store, &first.id, |_, _| {}).expect("verify");
+    collect(&store, false, |_, _| {}).expect("gc");
+    // Whose record is gone from the index or from its place is no image.
+    let second = write_image(&store);
+    server.ask(&["unlink", &format!("{{dewar}}:images/{}.json", first.id)]).expect("unlink");
+    collect(&store, false, |_, _| {}).expect("gc");
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+    store.delete(&second.id).expect("delete");
+    collect(&store, false, |_, _| {}).expect("gc");
+    let left = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
+    assert_eq!(left, "");
 }
 
 #[test]

@@ -151,11 +151,26 @@ impl Held for HeldKey {
              redis.call('HSET', KEYS[3], ARGV[3], #ARGV[2])";
         let keys = [self.shared.key(name), self.shared.index(name)];
         let entry = super::folder_of(name).1.as_bytes();
-        self.while_held("write", name, then, &[&keys[0], &keys[1]], &[bytes, entry])
+        let put = self.while_held("write", name, then, &[&keys[0], &keys[1]], &[bytes, entry]);
+        // It may have been put at the first try, and the answer been lost until our
+        // hold had run out.
+        put.or_else(|lost| match self.shared.get(name)?.as_deref() == Some(bytes) {
+            true => Ok(()),
+            false => Err(lost),
+        })
     }
 
     fn remove(self: Box<Self>) -> Result<(), ImageError> {
-        self.shared.remove(&self.name)
+        let then = "redis.call('DEL', KEYS[2])
+             redis.call('HDEL', KEYS[3], ARGV[2])";
+        let keys = [self.keys.object.as_str(), &self.keys.index];
+        let entry = self.keys.entry.as_bytes();
+        let removed = self.while_held("remove", &self.name, then, &keys, &[entry]);
+        // As above.
+        removed.or_else(|lost| match self.shared.size(&self.name)? {
+            None => Ok(()),
+            Some(_) => Err(lost),
+        })
     }
 }
 
