@@ -2,12 +2,16 @@
 //! all objects of an image that does not exist yet.
 //!
 //! Its writer holds it. When the writer dies nobody does, and whoever finds
-//! such a lease removes the objects that it names (unless the image's record
-//! exists: then only the lease is left over). A lease may also name pages in a
-//! dirty store; while that cannot be reached the lease stays.
+//! such a lease removes the objects that it names, but for those that a record
+//! or another lease names. There are such: where the image's own record exists
+//! (its writer died, or did not hear of it, just then), and where a number was
+//! given out twice, by a counter that is older than the segments (a folder that
+//! was copied while it was written to, a server that came back without its last
+//! seconds). A lease may also name pages in a dirty store; while that cannot be
+//! reached the lease stays.
 
 use crate::backend::{Backend, Held, Hold, Holding};
-use crate::{ImageError, ImageId, dirty};
+use crate::{ImageError, ImageId, Store, dirty};
 use std::collections::HashSet;
 
 pub(crate) const FOLDER: &str = "writers";
@@ -46,38 +50,48 @@ impl WriterLease {
     }
 
     /// The image will not exist: removes its objects.
-    pub(crate) fn abandon(self, backend: &dyn Backend) -> Result<(), ImageError> {
-        match remove_named(backend, &self.name)? {
+    pub(crate) fn abandon(self, store: &Store) -> Result<(), ImageError> {
+        match remove_named(store, &self.name)? {
             Left::Nothing => self.held.remove(),
             Left::InDirtyStore => Ok(()),
         }
     }
 }
 
-/// Removes what dead writers left. `exists` tells whether an image does.
-pub(crate) fn sweep(
-    backend: &dyn Backend,
-    exists: impl Fn(&ImageId) -> Result<bool, ImageError>,
-) -> Result<(), ImageError> {
-    for (object, _) in backend.list(FOLDER)? {
-        let Some(id) = object.strip_suffix(SUFFIX) else { continue };
-        let name = format!("{FOLDER}/{object}");
-        let Holding::Held(held) = backend.hold(&name, Hold::Alone)? else { continue };
-        let is_left_over = !exists(&ImageId(id.to_owned()))?;
-        if is_left_over && matches!(remove_named(backend, &name)?, Left::InDirtyStore) {
+/// Removes what dead writers left.
+pub(crate) fn sweep(store: &Store) -> Result<(), ImageError> {
+    for (object, _) in store.backend().list(FOLDER)? {
+        if !object.ends_with(SUFFIX) {
             continue;
         }
-        held.remove()?;
+        let name = format!("{FOLDER}/{object}");
+        let Holding::Held(held) = store.backend().hold(&name, Hold::Alone)? else { continue };
+        match remove_named(store, &name) {
+            Ok(Left::Nothing) => held.remove()?,
+            // Of a record that cannot be read it is not known what it needs.
+            Ok(Left::InDirtyStore)
+            | Err(ImageError::Damaged { .. } | ImageError::TooNew { .. }) => {}
+            Err(other) => return Err(other),
+        }
     }
     Ok(())
 }
 
-/// The objects that leases name.
+/// What leases name.
 pub(crate) fn named(backend: &dyn Backend) -> Result<HashSet<String>, ImageError> {
+    named_but_by(backend, "")
+}
+
+/// What leases name, apart from one.
+fn named_but_by(backend: &dyn Backend, apart: &str) -> Result<HashSet<String>, ImageError> {
     let mut names = HashSet::new();
     for (object, _) in backend.list(FOLDER)? {
+        let lease = format!("{FOLDER}/{object}");
+        if lease == apart {
+            continue;
+        }
         // Without it: its image is there now, or given up.
-        let text = backend.get(&format!("{FOLDER}/{object}"))?.unwrap_or_default();
+        let text = backend.get(&lease)?.unwrap_or_default();
         names.extend(String::from_utf8_lossy(&text).lines().map(str::to_owned));
     }
     Ok(names)
@@ -90,15 +104,25 @@ enum Left {
     InDirtyStore,
 }
 
-fn remove_named(backend: &dyn Backend, lease: &str) -> Result<Left, ImageError> {
+fn remove_named(store: &Store, lease: &str) -> Result<Left, ImageError> {
+    let backend = store.backend();
     let text = backend.get(lease)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     // A line without its end was being written: its object was not made yet.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    for name in whole.lines().filter(|name| is_inside(name)) {
+    if whole.is_empty() {
+        return Ok(Left::Nothing);
+    }
+    // Leases before records: what was being written meanwhile is in one of them.
+    let mut needed = named_but_by(backend, lease)?;
+    for record in store.each_record()? {
+        needed.extend(store.needs(&record));
+    }
+    for name in whole.lines().filter(|name| is_inside(name) && !needed.contains(*name)) {
         backend.remove(name)?;
     }
-    for (owner, url) in whole.lines().filter_map(dirty::parse_lease_line) {
+    let pages = whole.lines().filter(|line| !needed.contains(*line));
+    for (owner, url) in pages.filter_map(dirty::parse_lease_line) {
         if dirty::remove(url, owner).is_err() {
             return Ok(Left::InDirtyStore);
         }

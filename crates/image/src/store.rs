@@ -8,7 +8,7 @@ use crate::{
     ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, KeyedSource, Record, dirty,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -138,7 +138,7 @@ impl Store {
     /// # Errors
     /// Where the store cannot be read or written.
     pub fn sweep(&self) -> Result<(), ImageError> {
-        lease::sweep(self.backend(), |id| Ok(self.backend.size(&record_name(id))?.is_some()))
+        lease::sweep(self)
     }
 
     /// The ids of all images. Damaged ones are among them.
@@ -254,21 +254,15 @@ impl Store {
 
     fn delete_all(&self, id: &ImageId, only_here: bool) -> Result<(), ImageError> {
         let _one_at_a_time = self.hold_deletions()?;
-        let _hold = self.hold_record(id, Hold::Alone)?;
+        let hold = self.hold_record(id, Hold::Alone)?;
         let record = self.record(id)?;
-        let needs = |record: &Record| -> BTreeSet<String> {
-            let disks = record.disks.iter().flat_map(|disk| self.disk_objects(disk));
-            record.all_segments().map(segment_name).chain(disks).collect()
-        };
-        let mut doomed = needs(&record);
+        let mut doomed: BTreeSet<String> = self.objects(&record).collect();
         let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {
             true => BTreeSet::new(),
             false => record.keyed.values().collect(),
         };
-        for other in self.ids()?.iter().filter(|other| *other != id) {
-            // Of a record that cannot be read it is not known what it needs.
-            let other = self.record(other)?;
-            for object in needs(&other) {
+        for other in self.each_record()?.iter().filter(|other| other.id != *id) {
+            for object in self.objects(other) {
                 doomed.remove(&object);
             }
             // One server may be known by several URLs.
@@ -283,9 +277,33 @@ impl Store {
         // Should we die in between, the sweep of the next writer goes on.
         let mut lease = WriterLease::take(self.backend(), id)?;
         lease.note(&doomed.into_iter().chain(pages).collect::<Vec<_>>())?;
-        self.backend.remove(&record_name(id))?;
+        // Not where our hold was lost: somebody may be reading it again.
+        hold.remove()?;
         self.backend.settle("images")?;
-        lease.abandon(self.backend())
+        lease.abandon(self)
+    }
+
+    /// The records of all images; where one cannot be read it is not known what
+    /// it needs.
+    pub(crate) fn each_record(&self) -> Result<Vec<Record>, ImageError> {
+        let record = |id: &ImageId| match self.record(id) {
+            // Deleted meanwhile.
+            Err(ImageError::NotFound { .. }) => None,
+            other => Some(other),
+        };
+        self.ids()?.iter().filter_map(record).collect()
+    }
+
+    /// The objects that an image needs.
+    fn objects(&self, record: &Record) -> impl Iterator<Item = String> {
+        let disks = record.disks.iter().flat_map(|disk| self.disk_objects(disk));
+        record.all_segments().map(segment_name).chain(disks)
+    }
+
+    /// The same, and the lines that a lease has for its pages in dirty stores.
+    pub(crate) fn needs(&self, record: &Record) -> Vec<String> {
+        let pages = record.keyed.values().map(|source| dirty::lease_line(source, &self.id()));
+        self.objects(record).chain(pages).collect()
     }
 
     /// Who deletes or collects is alone.
@@ -308,10 +326,23 @@ impl Store {
         self.id
     }
 
-    /// Hands out segment numbers that were never used and never will be again.
-    pub(crate) fn allocate_segments(&self, count: u64) -> Result<std::ops::Range<u64>, ImageError> {
-        let first = self.backend.count("next-segment", count)?;
-        Ok(first..first + count)
+    /// Hands out at most `count` segment numbers, and at least one, which nobody
+    /// else is given. Numbers that are taken are passed over: the counter may be
+    /// older than the segments are.
+    pub(crate) fn allocate_segments(&self, count: u64) -> Result<VecDeque<u64>, ImageError> {
+        loop {
+            let first = self.backend.count("next-segment", count)?;
+            let is_free = |number: &u64| match self.backend.size(&segment_name(*number)) {
+                Ok(Some(_)) => None,
+                Ok(None) => Some(Ok(*number)),
+                Err(error) => Some(Err(error)),
+            };
+            let free = (first..first + count).filter_map(|number| is_free(&number));
+            let free = free.collect::<Result<VecDeque<u64>, ImageError>>()?;
+            if !free.is_empty() {
+                return Ok(free);
+            }
+        }
     }
 
     pub(crate) fn segment(&self, number: u64) -> Result<SegmentFile, ImageError> {

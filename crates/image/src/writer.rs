@@ -297,12 +297,12 @@ impl<'s> ImageWriter<'s> {
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();
-        let size = |number: &u64| self.store.backend().size(&segment_name(*number));
-        record.summary.inherited_bytes = record
-            .inherited_segments
-            .iter()
-            .map(|number| Ok(size(number)?.unwrap_or(0)))
-            .sum::<Result<u64, ImageError>>()?;
+        // Where the lease was lost, its objects may have been swept: that is told first.
+        self.lock().note(&[])?;
+        self.require(record.segments.iter().map(|number| segment_name(*number)))?;
+        let inherited = record.inherited_segments.iter().map(|number| segment_name(*number));
+        record.summary.inherited_bytes = self.require(inherited)?;
+        self.require(record.disks.iter().flat_map(|disk| self.store.disk_objects(disk)))?;
         record.keyed = self.sources();
         let below = record.disks.iter().flat_map(|disk| &disk.below);
         record.summary.inherited_bytes += below.map(|layer| layer.digest.bytes).sum::<u64>();
@@ -320,6 +320,19 @@ impl<'s> ImageWriter<'s> {
         // A lease that cannot be removed harms nothing: the image exists.
         let _ = lease.map(WriterLease::release);
         Ok(record)
+    }
+
+    /// That objects are there still, and their bytes: a server that came back
+    /// without what it had taken says nothing of it.
+    fn require(&self, objects: impl Iterator<Item = String>) -> Result<u64, ImageError> {
+        let mut bytes = 0;
+        for name in objects {
+            bytes += self.store.backend().size(&name)?.ok_or_else(|| {
+                let place = format!("{name} in {}", self.store.url());
+                ImageError::damaged(place, "the store has lost it")
+            })?;
+        }
+        Ok(bytes)
     }
 
     pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {
@@ -358,11 +371,10 @@ impl<'s> ImageWriter<'s> {
         let mut shared = self.lock();
         if shared.free.is_empty() {
             let batch = self.store.allocate_segments(BATCH)?;
-            shared.note(&batch.clone().map(segment_name).collect::<Vec<_>>())?;
+            shared.note(&batch.iter().copied().map(segment_name).collect::<Vec<_>>())?;
             shared.free = batch;
         }
-        let number = shared.free.start;
-        shared.free.start += 1;
+        let number = shared.free.pop_front().unwrap_or_default();
         shared.used.push(number);
         Ok(number)
     }
@@ -401,7 +413,7 @@ impl Drop for ImageWriter<'_> {
         if !self.committed {
             if let Some(lease) = self.lock().lease.take() {
                 // What cannot be removed now, the next writer's sweep removes.
-                let _ = lease.abandon(self.store.backend());
+                let _ = lease.abandon(self.store);
             }
         }
     }

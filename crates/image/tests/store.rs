@@ -10,6 +10,7 @@ use dewar_image::{
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 fn new_store() -> (tempfile::TempDir, Store) {
@@ -58,7 +59,6 @@ fn an_image_comes_back_page_by_page() {
 
 #[test]
 fn files_are_private() {
-    use std::os::unix::fs::PermissionsExt;
     let (_folder, store) = new_store();
     write_image(&store);
     for path in files(root(&store)) {
@@ -294,6 +294,61 @@ fn collecting_removes_nothing_where_a_record_cannot_be_read() {
     collect(&store, false, |_, _| {}).expect_err("a damaged record");
     store.delete(&first.id).expect_err("a damaged record");
     assert_eq!(files(root(&store)), before);
+}
+
+#[test]
+fn collecting_removes_nothing_where_images_cannot_be_listed() {
+    let (folder, store) = new_store();
+    write_image(&store);
+    let before = files(root(&store));
+    // Names can be read, and nothing behind them: as on a network that fails.
+    let nobody = 65534;
+    let chown = |path: &Path| std::os::unix::fs::chown(path, Some(nobody), Some(nobody));
+    let folders = ["", "segments", "images", "disks", "writers"].map(|it| root(&store).join(it));
+    let all = before.iter().chain(&folders);
+    all.map(PathBuf::as_path).chain([folder.path()]).for_each(|it| chown(it).expect("chown"));
+    let images = root(&store).join("images");
+    fs::set_permissions(&images, fs::Permissions::from_mode(0o400)).expect("chmod");
+    let collected = std::thread::scope(|scope| {
+        let as_nobody = || {
+            let user = rustix::process::Uid::from_raw(nobody);
+            rustix::thread::set_thread_res_uid(user, user, user).expect("setresuid");
+            collect(&store, false, |_, _| {})
+        };
+        scope.spawn(as_nobody).join().expect("thread")
+    });
+    collected.expect_err("images that cannot be looked at");
+    fs::set_permissions(&images, fs::Permissions::from_mode(0o700)).expect("chmod");
+    assert_eq!(files(root(&store)), before);
+}
+
+#[test]
+fn segments_of_other_images_stay_where_their_numbers_come_again() {
+    let (_folder, store) = new_store();
+    let first = write_image(&store);
+    let counter = root(&store).join("next-segment");
+    // As in a copy of a store that was written to while it was copied.
+    fs::write(&counter, "1\n").expect("write");
+    let second = write_image(&store);
+    assert!(first.segments.iter().all(|number| !second.segments.contains(number)));
+    fs::remove_file(&counter).expect("remove");
+    let writer = store.begin(options(), None).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    sink.put(PageNumber(0), &content(0, 3)).expect("put");
+    sink.finish().expect("finish");
+    drop(writer);
+    for record in [&first, &second] {
+        verify(&store, &record.id, |_, _| {}).expect("verify");
+    }
+    // A writer that died had been given the numbers, too.
+    let names = |record: &Record| -> String {
+        record.segments.iter().map(|it| format!("segments/{it:016x}.seg\n")).collect()
+    };
+    let lease = root(&store).join("writers/c-dead.lease");
+    fs::write(&lease, names(&first) + "disks/../images/x\n").expect("write");
+    store.sweep().expect("sweep");
+    assert!(!lease.exists());
+    verify(&store, &first.id, |_, _| {}).expect("verify");
 }
 
 #[test]

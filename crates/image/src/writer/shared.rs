@@ -1,13 +1,14 @@
 use crate::lease::WriterLease;
 use crate::{Blob, Entry, ImageError, PageCounts, Place};
 use dewar_units::PageSet;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// What threads that write an image share.
 pub(super) struct Shared {
     pub(super) lease: Option<WriterLease>,
-    pub(super) free: std::ops::Range<u64>,
+    /// Numbers for segments, noted in the lease.
+    pub(super) free: VecDeque<u64>,
     pub(super) used: Vec<u64>,
     /// Segments of other images that the page table leads to.
     pub(super) inherited: BTreeSet<u64>,
@@ -28,7 +29,7 @@ impl Shared {
     pub(super) fn new(lease: WriterLease, pages: u64) -> Self {
         Self {
             lease: Some(lease),
-            free: 0..0,
+            free: VecDeque::new(),
             used: Vec::new(),
             inherited: BTreeSet::new(),
             keyed: PageSet::new(pages),
