@@ -3,7 +3,7 @@
 
 mod common;
 
-use dewar_testkit::{GuestSpec, Lab, TestGuest, is_alive, next_qemu};
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, next_qemu};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -60,9 +60,18 @@ fn programs_that_are_no_qemu_leave_the_guest_alone() {
             "does not use the RAM file",
         ),
     ];
-    for (program, words) in cases {
-        lab.dewar(&["upgrade", "g", "--qemu", &program]).failed(1, &[words]);
-        assert_untouched(&lab, &mut guest, pid, &program);
+    for (program, words) in &cases {
+        lab.dewar(&["upgrade", "g", "--qemu", program]).failed(1, &[words]);
+        assert_untouched(&lab, &mut guest, pid, program);
+    }
+    // The same to one whose own QEMU came by an upgrade.
+    lab.dewar(&["upgrade", "g"]).done();
+    let next = lab.pid("g").expect("pid");
+    assert_ne!(next, pid);
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    for (program, words) in &cases[..5] {
+        lab.dewar(&["upgrade", "g", "--qemu", program]).failed(1, &[words]);
+        assert_untouched(&lab, &mut guest, next, program);
     }
     lab.dewar(&["upgrade", "nobody"]).failed(3, &["nobody"]);
 }

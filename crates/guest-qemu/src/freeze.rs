@@ -116,7 +116,7 @@ pub(crate) fn end(
     }
     if socket.exists() {
         // Of a QEMU that was to thaw it.
-        end_strays(&socket);
+        end_strays(&socket, None);
         let _ = fs::remove_file(&socket);
     }
     Ok(Journal::close(folder)?)
@@ -145,7 +145,7 @@ pub fn start(
     machine: &str,
 ) -> Result<Launched, HandoverError> {
     let socket = folder.file("qmp.sock");
-    end_strays(&socket);
+    end_strays(&socket, None);
     for file in &record.ram {
         let there = fs::metadata(&file.path).is_ok_and(|data| data.len() == file.bytes);
         if !there {

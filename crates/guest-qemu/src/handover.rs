@@ -340,5 +340,6 @@ fn end_strays(folder: &GuestFolder, handover: &Handover) {
     if let Some(new) = &handover.new {
         return kill(new);
     }
-    crate::launch::end_strays(&folder.file(SOCKET));
+    // The old one was itself started so, if it has the guest from a hand-over.
+    crate::launch::end_strays(&folder.file(SOCKET), Some(&handover.old));
 }

@@ -227,11 +227,13 @@ pub(crate) fn kill(process: &ProcessId) {
 }
 
 /// Ends QEMUs that were to offer this socket and that nobody knows of: their
-/// starter died before it could note them.
-pub(crate) fn end_strays(socket: &Path) {
+/// starter died before it could note them. `known` is none of them: the socket had
+/// another name since, but a command line stays as it was.
+pub(crate) fn end_strays(socket: &Path, known: Option<&ProcessId>) {
     // One that was just forked may not have its own command line yet.
     for _ in 0..3 {
-        processes_naming(socket).iter().for_each(kill);
+        let strays = processes_naming(socket);
+        strays.iter().filter(|stray| !known.is_some_and(|it| it.is_same(stray))).for_each(kill);
         std::thread::sleep(Duration::from_millis(20));
     }
 }
