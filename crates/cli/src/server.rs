@@ -10,17 +10,21 @@ use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, ProcessId};
 use dewar_image::{ImageId, Location, Store};
 use dewar_kernel::detach;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FILE: &str = "server.json";
-const GO: &str = "go\n";
+/// Held by a guest's page server as long as it lives.
+const LOCK: &str = "server.lock";
+/// How long the server of a QEMU that was ended may take to end.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
 /// How long one page of a dirty store may keep the others waiting.
 const PATIENCE: Duration = Duration::from_millis(500);
 const READY: &str = "ready\n";
@@ -93,12 +97,13 @@ pub fn prepare(
 }
 
 impl Prepared {
-    /// Lets it serve the guest's process, which is on record now. Returns when
-    /// every touch of a missing page waits for it.
-    pub fn attach(mut self) -> Result<ProcessId, Failure> {
+    /// Lets it serve this process, which is on record now. Returns when every touch of a
+    /// missing page waits for it.
+    pub fn attach(mut self, process: &ProcessId) -> Result<ProcessId, Failure> {
         let mut said = String::new();
+        let go = json!(process).to_string();
         // Where it is gone, what it said before tells why.
-        let _ = self.child.stdin.take().map(|mut stdin| stdin.write_all(GO.as_bytes()));
+        let _ = self.child.stdin.take().map(|mut stdin| stdin.write_all(go.as_bytes()));
         if let Some(stdout) = self.child.stdout.take() {
             stdout
                 .take(4096)
@@ -148,10 +153,14 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     // Without them all is read from the image.
     let dead: Vec<File> = args.dead.iter().filter_map(|path| File::open(path).ok()).collect();
     let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
-    if !told_to_go() {
-        return Ok(());
-    }
+    let Some(told) = told_to_go() else { return Ok(()) };
+    let _lock = lock(folder).map_err(|error| text(&error))?;
     let record = folder.record().map_err(|error| text(&error))?;
+    let files = open_ram(&record).map_err(|error| text(&error))?;
+    // Whoever told us may be dead, and another restore have begun.
+    if !folder.record().is_ok_and(|now| now.process.is_same(&told)) {
+        return Err("another QEMU has the guest's name now".to_owned());
+    }
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
         .map_err(|error| text(&error))?;
@@ -159,7 +168,7 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
         .map_err(|error| text(&error))?;
     if record.phase == Phase::Restoring {
         // Whatever QEMU put into RAM while it started is not the guest's.
-        clear_ram(&record).map_err(|error| text(&error))?;
+        clear_ram(&record, &files).map_err(|error| text(&error))?;
     }
     let _ = std::io::stdout().write_all(READY.as_bytes());
     close_stdout();
@@ -177,10 +186,30 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits for the guest; `false` where whoever started us is gone.
-fn told_to_go() -> bool {
-    let mut said = [0; GO.len()];
-    std::io::stdin().read_exact(&mut said).is_ok() && said == *GO.as_bytes()
+/// Waits for the guest, and is told its process; nothing where whoever started us is
+/// gone.
+fn told_to_go() -> Option<ProcessId> {
+    let mut said = Vec::new();
+    std::io::stdin().take(4096).read_to_end(&mut said).ok()?;
+    serde_json::from_slice(&said).ok()
+}
+
+/// Two servers of one guest would not know of each other what has arrived.
+fn lock(folder: &GuestFolder) -> std::io::Result<File> {
+    let file = File::options().create(true).append(true).open(folder.file(LOCK))?;
+    let until = Instant::now() + LOCK_WITHIN;
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if Instant::now() > until {
+            let why = format!("another page server is at work ({error})");
+            return Err(std::io::Error::other(why));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(file)
+}
+
+fn open_ram(record: &GuestRecord) -> std::io::Result<Vec<File>> {
+    record.ram.iter().map(|file| File::options().write(true).open(&file.path)).collect()
 }
 
 fn state_of(progress: &ServeProgress) -> ServerState {
@@ -195,11 +224,10 @@ fn state_of(progress: &ServeProgress) -> ServerState {
 
 /// Makes holes of all RAM, so that every first touch is told to us. Only while
 /// the guest has not run.
-fn clear_ram(record: &GuestRecord) -> std::io::Result<()> {
-    for file in &record.ram {
-        let opened = File::options().write(true).open(&file.path)?;
+fn clear_ram(record: &GuestRecord, files: &[File]) -> std::io::Result<()> {
+    for (file, opened) in record.ram.iter().zip(files) {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&opened, how, 0, file.bytes)?;
+        fallocate(opened, how, 0, file.bytes)?;
     }
     Ok(())
 }

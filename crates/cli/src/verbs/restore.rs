@@ -234,7 +234,7 @@ fn bring_back(
     folder.set_record(&record)?;
     if let Some((server, _dead)) = server {
         progress.stage("starting the page server");
-        record.server = Some(server.attach()?);
+        record.server = Some(server.attach(&record.process)?);
         folder.set_record(&record)?;
     }
     progress.stage("loading the devices");
@@ -282,7 +282,7 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
             Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
         })?;
         let server = server::prepare(context, folder, &origin.store, &origin.image, &[])?;
-        record.server = Some(server.attach()?);
+        record.server = Some(server.attach(&record.process)?);
         folder.set_record(record)?;
         resumed = true;
         Ok(())
