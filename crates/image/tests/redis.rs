@@ -212,7 +212,7 @@ fn an_image_whose_segments_a_server_lost_is_not_made() {
     let failed = writer.commit(record, vec![]).expect_err("lost").to_string();
     assert!(failed.contains("the store has lost it"), "{failed}");
     drop(parent);
-    assert_eq!(store.ids().expect("ids"), [first.id.clone()]);
+    assert_eq!(store.ids().expect("ids"), std::slice::from_ref(&first.id));
     verify(&store, &first.id, |_, _| {}).expect("verify");
 }
 
