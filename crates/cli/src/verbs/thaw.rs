@@ -104,6 +104,8 @@ fn revive(
     progress.stage("started");
     record.process = launched.process;
     record.qmp = folder.file("qmp.sock");
+    // Its taps and sockets are opened anew, by other numbers.
+    record.descriptors.clear();
     // Where it cannot be tracked the next checkpoint compares.
     let tracker = tracking.as_ref().and_then(|_| track(&mut qmp, &record));
     let failed = |what: &str, error: &dyn std::fmt::Display| {
