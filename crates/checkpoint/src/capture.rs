@@ -288,6 +288,7 @@ fn stop_and_capture(
     writer: &ImageWriter<'_>,
     observer: &dyn Observer,
 ) -> Result<(Vec<u8>, Duration), CheckpointError> {
+    guest.make_ready()?;
     let began = Instant::now();
     guest.stop()?;
     observer.step(Step::Stopped);

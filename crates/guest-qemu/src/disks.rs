@@ -221,7 +221,7 @@ pub(crate) fn settle(
     loop {
         let state = job_state(qmp, &job)?;
         match state.as_ref().map(|state| state.status.as_str()) {
-            None if failure.is_none() && is_active(qmp, &overlay)? => {
+            None if failure.is_none() && holds_writes(qmp, &overlay, &journal.disks[index])? => {
                 let arguments = json!({
                     "job-id": job, "device": overlay, "top-node": overlay,
                     "base-node": journal.disks[index].node,
@@ -354,11 +354,19 @@ fn backup_job(index: usize) -> String {
     format!("dewar-backup-{index}")
 }
 
-/// Whether a device is attached to this node.
-fn is_active(qmp: &mut Qmp, node: &str) -> Result<bool, DiskError> {
+/// Whether an overlay has what its disk has not: while a device is attached to it, and
+/// also when that was unplugged, if the overlay was put on top and not written back.
+fn holds_writes(qmp: &mut Qmp, node: &str, disk: &JournaledDisk) -> Result<bool, DiskError> {
     let blocks = qmp.execute("query-block", json!({}))?;
     let mut devices = blocks.as_array().into_iter().flatten();
-    Ok(devices.any(|device| device["inserted"]["node-name"] == node))
+    if devices.any(|device| device["inserted"]["node-name"] == node) {
+        return Ok(true);
+    }
+    // Not flat: then all would be of depth 0.
+    let nodes = qmp.execute("query-named-block-nodes", json!({}))?;
+    let found = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == node);
+    let was_put_on_top = found.is_some_and(|it| it["backing_file_depth"].as_u64() > Some(0));
+    Ok(was_put_on_top && disk.current == Current::Overlay)
 }
 
 fn delete_node(qmp: &mut Qmp, node: &str) -> Result<(), DiskError> {

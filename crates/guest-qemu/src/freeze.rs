@@ -74,19 +74,23 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     Ok(record)
 }
 
-/// Stops a guest and returns the state of its devices. It stands still then,
-/// until [`Guest::put_back`] or [`end_process`].
+/// Stops a guest that is as `checked` says ([`check`]) and returns the state of its
+/// devices. It stands still then, until [`Guest::put_back`] or [`end_process`].
 ///
 /// # Errors
 /// Where it fails; the guest is to be put back.
-pub fn stop_and_save(guest: &mut QemuGuest) -> Result<Vec<u8>, HandoverError> {
+pub fn stop_and_save(
+    guest: &mut QemuGuest,
+    checked: &GuestRecord,
+) -> Result<Vec<u8>, HandoverError> {
     guest.flush()?;
     let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
-    let journal = journal_of(qmp, false)?;
+    let journal = Journal { stopping: true, ..journal_of(qmp, false)? };
     journal.save(&folder)?;
     change_settings(qmp, &journal)?;
     let channel = StateChannel::open(qmp)?;
     guest.stop()?;
+    crate::handover::refuse_what_changed(guest, &checked.arguments)?;
     Ok(channel.save(&mut guest.qmp)?)
 }
 

@@ -6,7 +6,7 @@ use crate::disks;
 use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
-use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
+use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline, status};
 use crate::registry::{GuestFolder, GuestRecord};
 use crate::state::{self, StateChannel};
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
@@ -34,7 +34,11 @@ pub struct QemuGuest {
     pub(crate) qmp: Qmp,
     pub(crate) found: Discovered,
     channel: Option<StateChannel>,
+    /// How often it had been let run when we stopped it.
+    resumes: u64,
     tracking: Option<DiskTracking>,
+    /// Its command line when [`QemuGuest::machine`] looked.
+    line: Option<Vec<String>>,
     /// Of which disks it is known what was written since the earlier pause.
     tracked: Vec<bool>,
 }
@@ -66,7 +70,9 @@ impl QemuGuest {
             qmp,
             found,
             channel: None,
+            resumes: 0,
             tracking: None,
+            line: None,
             tracked: Vec::new(),
         })
     }
@@ -115,6 +121,7 @@ impl QemuGuest {
             };
             disks.push(json!({"name": disk.info.name, "place": place}));
         }
+        self.line = Some(line.clone());
         let record = &self.record;
         Ok(json!({
             "hypervisor": "qemu",
@@ -180,6 +187,7 @@ impl QemuGuest {
             let disks = if was_running { &found.disks[..] } else { &[] };
             Ok::<_, crate::qmp::QmpError>(Journal {
                 was_running,
+                stopping: false,
                 held,
                 capabilities: state::capabilities_to_change(qmp, false)?,
                 tls_creds: state::tls_creds(qmp)?,
@@ -196,17 +204,47 @@ impl QemuGuest {
         })
     }
 
-    /// QEMU saves the state of a guest that stands still only once, until it
-    /// runs again; and until then nothing changes.
-    fn refuse_saved_standstill(&mut self) -> Result<(), GuestError> {
-        let status =
-            self.step("asking for its status", |qmp, _, _| qmp.execute("query-status", json!({})))?;
-        if status["status"] != "postmigrate" {
-            return Ok(());
-        }
-        let reason = "it has stood still since its state was last saved, and QEMU saves it only \
-                      once; that checkpoint is still exact, or let the guest run first";
+    /// That QEMU can save its state now, and nobody else has it do so.
+    fn refuse_what_cannot_be_saved(&mut self) -> Result<(), GuestError> {
+        let (status, migrating) = self.step("asking for its status", |qmp, _, _| {
+            Ok::<_, crate::qmp::QmpError>((status(qmp)?, state::is_migrating(qmp)?))
+        })?;
+        let reason = match status.as_str() {
+            _ if migrating => "a migration of it is under way",
+            // QEMU saves the state of a guest that stands still only once, until it
+            // runs again; and until then nothing changes.
+            "postmigrate" => {
+                "it has stood still since its state was last saved, and QEMU saves it only \
+                 once; that checkpoint is still exact, or let the guest run first"
+            }
+            "suspended" => "it sleeps (ACPI S3), and could not be woken after; wake it first",
+            _ => return Ok(()),
+        };
         Err(self.unsupported(reason.to_owned()))
+    }
+
+    /// That no device came or went since the image's record was begun: what is in the
+    /// state that was saved and not in the record could not be restored.
+    fn refuse_another_machine(&mut self) -> Result<(), GuestError> {
+        let Some(line) = self.line.clone() else { return Ok(()) };
+        let now = current_line(&mut self.qmp, &self.record.arguments);
+        match now {
+            Ok(now) if now == line => Ok(()),
+            Ok(_) => Err(self.failed("looking at the devices", "they were changed meanwhile")),
+            Err(error) => Err(self.failed("looking at the devices", error)),
+        }
+    }
+
+    /// That nobody stopped the guest, or let it run, since we looked: its disks were
+    /// prepared for the one or the other.
+    fn refuse_another_status(&mut self, journal: &Journal) -> Result<(), GuestError> {
+        let running = self.step("asking for its status", |qmp, _, _| is_running(qmp))?;
+        let what = match (journal.was_running, running) {
+            (true, false) => "somebody stopped it meanwhile",
+            (false, true) => "somebody let it run meanwhile",
+            _ => return Ok(()),
+        };
+        Err(self.failed("stopping", what))
     }
 
     fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
@@ -247,7 +285,7 @@ impl Guest for QemuGuest {
     }
 
     fn prepare(&mut self, tracking: DiskTracking) -> Result<(), GuestError> {
-        self.refuse_saved_standstill()?;
+        self.refuse_what_cannot_be_saved()?;
         let journal = self.plan_journal()?;
         self.refuse_existing_overlays(&journal)?;
         journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
@@ -265,6 +303,15 @@ impl Guest for QemuGuest {
             found.disks.iter().map(keep).collect::<Result<_, _>>()
         })?;
         self.tracking = Some(tracking);
+        Ok(())
+    }
+
+    fn make_ready(&mut self) -> Result<(), GuestError> {
+        self.refuse_what_cannot_be_saved()?;
+        let journal = Journal { stopping: true, ..self.journal()? };
+        self.refuse_another_status(&journal)?;
+        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
+        // Not sooner: a migration or a snapshot that its user begins would be without RAM.
         self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
             recover::change_settings(qmp, &journal)?;
             StateChannel::open(qmp)
@@ -291,7 +338,9 @@ impl Guest for QemuGuest {
     }
 
     fn stop(&mut self) -> Result<(), GuestError> {
-        self.step("stopping", |qmp, _, _| qmp.execute("stop", json!({})).map(drop))
+        self.step("stopping", |qmp, _, _| qmp.execute("stop", json!({})).map(drop))?;
+        self.resumes = self.qmp.resumes();
+        Ok(())
     }
 
     fn save_state(&mut self) -> Result<Vec<u8>, GuestError> {
@@ -308,10 +357,21 @@ impl Guest for QemuGuest {
 
     fn resume(&mut self) -> Result<(), GuestError> {
         let journal = self.journal()?;
-        if journal.held {
-            return Ok(());
+        let resumes = self.resumes;
+        let disturbed = self.step("resuming", |qmp, _, _| {
+            // Asked first: by its answer QEMU has told of all that happened.
+            let disturbed = is_running(qmp)? || qmp.resumes() != resumes;
+            if !journal.held {
+                recover::resume(qmp, &journal)?;
+            }
+            Ok::<_, crate::qmp::QmpError>(disturbed)
+        })?;
+        match disturbed {
+            true => {
+                Err(self.failed("capturing", "somebody let it run while it was to stand still"))
+            }
+            false => Ok(()),
         }
-        self.step("resuming", |qmp, _, _| recover::resume(qmp, &journal))
     }
 
     fn copy_disks(
@@ -319,6 +379,8 @@ impl Guest for QemuGuest {
         place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError> {
+        // Now, since it takes longer than the guest should wait.
+        self.refuse_another_machine()?;
         let journal = self.journal()?;
         let cwd = self.record.folder.clone();
         let of: u64 = self.found.disks.iter().map(|disk| disk.info.virtual_bytes).sum();

@@ -50,7 +50,7 @@ pub use forwards::Forward;
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
-pub(crate) use plan::{named_ram, plan_on_its_ram, refuse_what_is_under_way};
+pub(crate) use plan::{named_ram, plan_on_its_ram, refuse_what_changed, refuse_what_is_under_way};
 
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;

@@ -12,6 +12,11 @@ const FILE: &str = "journal.json";
 pub struct Journal {
     /// Whether its vCPUs ran.
     pub was_running: bool,
+    /// Whether we began to stop it and to change its settings, so that whoever finds it
+    /// standing still, migrating, or with other settings has that from us. Before, it
+    /// is its user's doing.
+    #[serde(default = "yes")]
+    pub stopping: bool,
     /// Migration capabilities that we change, with their values before.
     pub capabilities: Vec<(String, bool)>,
     /// The migration's TLS credentials, where they were set.
@@ -42,6 +47,11 @@ pub enum Current {
     Overlay,
     /// The guest's own file: all of the overlay was written back.
     Own,
+}
+
+/// What a journal of before this was noted says.
+fn yes() -> bool {
+    true
 }
 
 impl Journal {

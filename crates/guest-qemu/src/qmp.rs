@@ -51,7 +51,7 @@ pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
     next_id: u64,
-    resumed: bool,
+    resumes: u64,
 }
 
 impl Qmp {
@@ -83,7 +83,7 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        Self { stream, received: Vec::new(), next_id: 1, resumed: false }
+        Self { stream, received: Vec::new(), next_id: 1, resumes: 0 }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -109,13 +109,19 @@ impl Qmp {
     /// said until now, also if it is gone. It says so before it lets them
     /// (`vm_prepare_start` in QEMU's system/cpus.c).
     pub fn has_resumed(&mut self) -> bool {
-        while !self.resumed {
+        while self.resumes == 0 {
             match self.message(Instant::now() + Duration::from_micros(100)) {
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
             }
         }
-        self.resumed
+        self.resumes > 0
+    }
+
+    /// How often the vCPUs were let run since we connected, by what QEMU had said when it
+    /// last answered us.
+    pub(crate) fn resumes(&self) -> u64 {
+        self.resumes
     }
 
     /// Runs a command that takes a file descriptor.
@@ -175,7 +181,7 @@ impl Qmp {
             while let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 if let Ok(message) = serde_json::from_slice::<Value>(&line) {
-                    self.resumed |= message["event"] == "RESUME";
+                    self.resumes += u64::from(message["event"] == "RESUME");
                     return Ok(Some(message));
                 }
             }

@@ -14,6 +14,8 @@ use std::time::Duration;
 /// memory is freed first.
 pub const END_WITHIN: Duration = Duration::from_secs(5);
 
+const RUNNING: &str = "running";
+
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
@@ -42,7 +44,9 @@ pub enum RecoverError {
 /// Where a step fails; the journal stays, and the next call goes on.
 pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError> {
     let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
-    state::cancel_migration(qmp)?;
+    if journal.stopping {
+        state::cancel_migration(qmp)?;
+    }
     resume(qmp, &journal)?;
     restore_settings(qmp, &journal)?;
     for index in 0..journal.disks.len() {
@@ -100,9 +104,12 @@ pub(crate) fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError>
     Ok(Journal::close(folder)?)
 }
 
-/// Lets the guest run, if it ran before.
+/// Lets the guest run, if it ran before and we stopped it. Not where it stands still for
+/// another reason: it was shut down, say, or its user has moved it elsewhere.
 pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
-    if (journal.was_running || journal.held) && !is_running(qmp)? {
+    let is_ours = journal.was_running && journal.stopping || journal.held;
+    let stands_still = ["paused", "finish-migrate", "postmigrate"];
+    if is_ours && stands_still.contains(&status(qmp)?.as_str()) {
         qmp.execute("cont", json!({}))?;
     }
     Ok(())
@@ -119,7 +126,8 @@ pub(crate) fn journal_of(qmp: &mut Qmp, bitmaps: bool) -> Result<Journal, QmpErr
     })
 }
 
-/// Changes the settings that a journal notes.
+/// Changes the settings that a journal notes, which must say that we are stopping the
+/// guest.
 pub(crate) fn change_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
     let needed = journal.capabilities.iter().map(|(name, before)| (name.clone(), !before));
     state::set_capabilities(qmp, needed)?;
@@ -129,10 +137,12 @@ pub(crate) fn change_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), Qm
     Ok(())
 }
 
-pub(crate) fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
-    state::set_capabilities(qmp, journal.capabilities.iter().cloned())?;
-    if let Some(id) = &journal.tls_creds {
-        state::set_tls_creds(qmp, id)?;
+fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
+    if journal.stopping {
+        state::set_capabilities(qmp, journal.capabilities.iter().cloned())?;
+        if let Some(id) = &journal.tls_creds {
+            state::set_tls_creds(qmp, id)?;
+        }
     }
     // Only there where QEMU may not make a userfaultfd by itself.
     let _ = qmp.execute("closefd", json!({"fdname": crate::guest::UFFD_DEVICE}));
@@ -141,5 +151,11 @@ pub(crate) fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), Q
 
 /// Whether the vCPUs run.
 pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
-    Ok(qmp.execute("query-status", json!({}))?["running"].as_bool() == Some(true))
+    Ok(status(qmp)? == RUNNING)
+}
+
+/// QEMU's word for how the guest is (`RunState` in its qapi/run-state.json).
+pub(crate) fn status(qmp: &mut Qmp) -> Result<String, QmpError> {
+    let told = qmp.execute("query-status", json!({}))?;
+    Ok(told["status"].as_str().unwrap_or_default().to_owned())
 }

@@ -154,6 +154,11 @@ pub(crate) fn begin(from: &mut Qmp) -> Result<(), StateError> {
     Ok(())
 }
 
+/// Whether a migration is under way, or a snapshot or what else QEMU makes by one.
+pub(crate) fn is_migrating(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    Ok(is_under_way(&status(qmp)?))
+}
+
 /// Stops a migration that is under way, if one is.
 pub(crate) fn cancel_migration(qmp: &mut Qmp) -> Result<(), StateError> {
     let deadline = Instant::now() + WITHIN;

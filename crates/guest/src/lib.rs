@@ -61,6 +61,13 @@ pub trait Guest {
     /// Where a disk cannot be written.
     fn flush(&mut self) -> Result<(), GuestError>;
 
+    /// What can be done of the pause while the guest still runs; it is stopped next.
+    ///
+    /// # Errors
+    /// Where its state cannot be saved, or somebody stopped it, or let it run, since
+    /// [`Guest::prepare`].
+    fn make_ready(&mut self) -> Result<(), GuestError>;
+
     /// Stops the guest. From here on its memory does not change.
     ///
     /// # Errors
@@ -77,7 +84,8 @@ pub trait Guest {
     /// Lets the guest run again, if it ran before.
     ///
     /// # Errors
-    /// Where it does not start.
+    /// Where it does not start, or somebody let it run since [`Guest::stop`]: then
+    /// what was captured is not of one instant.
     fn resume(&mut self) -> Result<(), GuestError>;
 
     /// Copies each disk, as it was frozen, to the place that `place` names for

@@ -13,7 +13,7 @@ use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase};
 use dewar_image::Store;
 use dewar_memory::sum;
 use dewar_units::ByteSize;
@@ -54,7 +54,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     // Where its files are is known from here on, whoever cleans up.
     folder.set_record(&checked)?;
     let frozen = match &store {
-        None => keep_in_place(&mut guest, &folder, &checked.ram, !args.no_checksum, &progress),
+        None => keep_in_place(&mut guest, &folder, &checked, !args.no_checksum, &progress),
         Some(store) => keep_in_store(&mut guest, &folder, store, &progress),
     };
     let frozen = frozen.inspect(|_| progress.signal_at("kept")).and_then(|frozen| {
@@ -94,7 +94,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
 fn keep_in_place(
     guest: &mut QemuGuest,
     folder: &GuestFolder,
-    ram: &[RamFile],
+    checked: &GuestRecord,
     checksums: bool,
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
@@ -103,12 +103,13 @@ fn keep_in_place(
     if let Some(tracking) = &tracking {
         tracking.strike_out(folder)?;
     }
-    let bytes = stop_and_save(guest)?;
+    let bytes = stop_and_save(guest, checked)?;
     progress.stage("writing its state");
     let tracking = tracking.filter(|tracking| tracking.since.is_some());
     let before = tracking.as_ref().and_then(|tracking| {
         written_before(guest.process(), &guest.ram(), tracking).ok().flatten()
     });
+    let ram = &checked.ram;
     let state = state_file(folder, ram);
     write_private(&state, &bytes).map_err(|error| {
         Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))

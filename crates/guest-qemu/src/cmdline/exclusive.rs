@@ -28,9 +28,9 @@ const GDB: &str = "tcp::1234";
 const USER_NETWORK: &str = "open connections through user-mode networking end";
 /// Network backends that need nothing.
 const FREE_NETDEVS: [&str; 3] = ["none", "nic", "hubport"];
+const ADD_FD: &str = "its descriptors came from another and are known to QEMU alone";
 /// Options with which no second QEMU can be started, and why.
-const REFUSED: [(&str, &str); 5] = [
-    ("add-fd", "its descriptors came from another and are known to QEMU alone"),
+const REFUSED: [(&str, &str); 4] = [
     ("D", "it would truncate its log file"),
     ("readconfig", "what its file holds is not known"),
     ("spice", "its ports cannot be handed over"),
@@ -159,6 +159,8 @@ impl Rewriter<'_> {
                 self.netdev(&mut netdev, value)?;
                 with(netdev.to_string())
             }
+            // Another process was given them, and nobody has them for one that comes later.
+            "add-fd" => Err(Unsupported(format!("-add-fd: {ADD_FD}"))),
             name if beside => match name {
                 "pidfile" => with(self.aside(value)?),
                 "vnc" => with(self.vnc(value)?),

@@ -108,6 +108,9 @@ fn refuse(found: &[Argument<'_>]) -> Result<(), Unsupported> {
         let value = value.unwrap_or_default();
         let reason = match *name {
             "snapshot" => "-snapshot keeps the disks in files that vanish with QEMU".to_owned(),
+            "drive" if Properties::parse(value)?.get("snapshot", "").as_deref() == Some("on") => {
+                "-drive snapshot=on keeps the disk in a file that vanishes with QEMU".to_owned()
+            }
             "mem-path" => {
                 "-mem-path makes RAM that is not shared; use -object memory-backend-file,share=on"
                     .to_owned()

@@ -39,10 +39,15 @@ pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
     for argument in arguments(line) {
         let value = argument.value.unwrap_or_default();
         let (path, form) = match argument.name {
-            "" | "hda" | "hdb" | "hdc" | "hdd" | "sd" | "mtdblock" | "pflash" => {
-                (Some(value.to_owned()), DiskForm::Plain)
+            "" | "hda" | "hdb" | "hdc" | "hdd" | "cdrom" | "fda" | "fdb" | "sd" | "mtdblock"
+            | "pflash" => (Some(value.to_owned()), DiskForm::Plain),
+            "drive" => {
+                let drive = Properties::parse(value)?;
+                match drive.get("file", "") {
+                    Some(path) => (Some(path), DiskForm::Drive),
+                    None => (nested_filename(&drive), DiskForm::Format),
+                }
             }
-            "drive" => (Properties::parse(value)?.get("file", ""), DiskForm::Drive),
             "blockdev" => {
                 let node = Properties::parse(value)?;
                 let name = node.get("node-name", "").unwrap_or_default();

@@ -1,15 +1,16 @@
 //! That a QEMU started with a guest's command line would open the disks that the
 //! guest has now.
 
-use crate::cmdline::disk_places;
+use crate::cmdline::{Properties, arguments, disk_places};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestRecord;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// The first disk whose file is another than the command line says: by a
-/// snapshot, a changed medium, a hot-plugged disk.
+/// The first disk whose file is another than the command line says: by a snapshot or a
+/// commit, a changed medium, a hot-plugged disk.
 pub(crate) fn stale_disk(
     qmp: &mut Qmp,
     record: &GuestRecord,
@@ -19,21 +20,81 @@ pub(crate) fn stale_disk(
         let path = record.folder.join(file);
         fs::canonicalize(&path).unwrap_or(path)
     };
-    let named: Vec<PathBuf> = disk_places(line)
-        .unwrap_or_default()
-        .iter()
-        .map(|place| real(place.path.strip_prefix("file:").unwrap_or(&place.path)))
-        .collect();
+    let real_of = |path: &str| real(path.strip_prefix("file:").unwrap_or(path));
+    let places = disk_places(line).unwrap_or_default();
+    let named: Vec<PathBuf> = places.iter().map(|place| real_of(&place.path)).collect();
+    let drives = drives(line);
     let blocks = qmp.execute("query-block", json!({}))?;
-    for block in blocks.as_array().into_iter().flatten() {
-        let Some(file) = block["inserted"]["file"].as_str() else { continue };
+    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
+    for block in &blocks {
         // What is no file is opened by the same words again.
-        let is_file = !file.contains("://") && !file.starts_with("json:");
-        if is_file && !named.contains(&real(file)) {
-            let device = block["device"].as_str().filter(|name| !name.is_empty());
+        let Some(file) = block["inserted"]["file"].as_str().and_then(file_of) else { continue };
+        let device = block["device"].as_str().filter(|name| !name.is_empty());
+        let own = device.and_then(|name| drives.get(name)).map(|path| real_of(path));
+        let is_named = named.contains(&real(&file)) && own.is_none_or(|own| own == real(&file));
+        if !is_named {
             let name = device.or(block["qdev"].as_str()).unwrap_or("?");
             return Ok(Some(format!("disk '{name}' is {file} now, not what QEMU began with")));
         }
     }
-    Ok(None)
+    // Another of the line's own files may have taken its place.
+    let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
+    let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
+    Ok(moved.map(|node| format!("block node '{node}' is no longer that of its device")))
+}
+
+/// The file at the bottom of what QEMU calls a disk, if it is one. Where a name does not
+/// say all, QEMU writes it as JSON: of a disk whose backing file was given to it, say.
+fn file_of(name: &str) -> Option<String> {
+    let Some(options) = name.strip_prefix("json:") else {
+        return (!name.contains("://")).then(|| name.to_owned());
+    };
+    let options: Value = serde_json::from_str(options).ok()?;
+    let mut node = &options;
+    while node["file"].is_object() {
+        node = &node["file"];
+    }
+    Some(node["filename"].as_str()?.to_owned())
+}
+
+/// The files of the drives that have names.
+fn drives(line: &[String]) -> HashMap<String, String> {
+    let options = |name| {
+        let all = arguments(line).into_iter().filter(move |it| it.name == name);
+        all.filter_map(|it| Properties::parse(it.value?).ok())
+    };
+    let drive = |it: Properties| Some((it.get("id", "")?, it.get("file", "")?));
+    options("drive").filter_map(drive).collect()
+}
+
+/// The block nodes that devices of the line stand on, by its own words.
+fn nodes_of_devices(line: &[String]) -> Vec<String> {
+    let of = |name: &str, key: &str| -> Vec<String> {
+        let all = arguments(line);
+        let all = all.iter().filter(|it| it.name == name);
+        all.filter_map(|it| Properties::parse(it.value?).ok()?.get(key, "")).collect()
+    };
+    let nodes = of("blockdev", "node-name");
+    of("device", "drive").into_iter().filter(|drive| nodes.contains(drive)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_of;
+
+    #[test]
+    fn names_of_disks_lead_to_their_files() {
+        for (name, file) in [
+            ("/a/b.qcow2", Some("/a/b.qcow2")),
+            ("nbd://host/export", None),
+            (
+                r#"json:{"driver":"qcow2","backing":{"driver":"raw","file":{"filename":"/base"}},
+                   "file":{"driver":"file","filename":"/var/tmp/vl.x"}}"#,
+                Some("/var/tmp/vl.x"),
+            ),
+            (r#"json:{"driver":"raw","file":{"driver":"nbd","server":{"host":"h"}}}"#, None),
+        ] {
+            assert_eq!(file_of(name).as_deref(), file, "{name}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::fate::{Fate, fate};
 use super::tap::TapKeeper;
 use super::{
-    Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward,
+    Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward, refuse_what_changed,
     refuse_what_is_under_way,
 };
 use crate::discover::{map_ram_files, maps_file};
@@ -162,8 +162,10 @@ impl Waiting<'_> {
         let mut journal = Journal::load(&folder)?.unwrap_or_default();
         // Starting the new QEMU took a while; the user was not kept out.
         refuse_what_is_under_way(self.guest)?;
+        refuse_what_changed(self.guest, &self.handover.next.arguments)?;
         self.handover.was_running = is_running(&mut self.guest.qmp)?;
         journal.was_running = self.handover.was_running;
+        journal.stopping = true;
         journal.save(&folder)?;
         let old = &mut self.guest.qmp;
         change_settings(old, &journal)?;

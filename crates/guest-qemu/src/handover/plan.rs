@@ -78,8 +78,11 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
     let mut ask = |command: &str| guest.qmp.execute(command, json!({}));
     let (jobs, exports) = (ask("query-block-jobs")?, ask("query-block-exports")?);
     let status = ask("query-status")?;
+    let migrating = crate::state::is_migrating(&mut guest.qmp)?;
     let first = |list: &Value| list.as_array().and_then(|all| all.first()).cloned();
-    let why = if let Some(job) = first(&jobs) {
+    let why = if migrating {
+        "a migration of it is under way".to_owned()
+    } else if let Some(job) = first(&jobs) {
         format!("block job {} is under way", job["device"])
     } else if let Some(export) = first(&exports) {
         format!("disk {} is exported", export["node-name"])
@@ -89,6 +92,21 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
         return Ok(());
     };
     Err(HandoverError::Unsupported(guest.record().name.clone(), why))
+}
+
+/// That a guest is still what `line`, its present command line of a while ago, says:
+/// nobody keeps its user from plugging and from taking snapshots.
+pub(crate) fn refuse_what_changed(
+    guest: &mut QemuGuest,
+    line: &[String],
+) -> Result<(), HandoverError> {
+    let record = guest.record().clone();
+    let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
+    let now = current_line(&mut guest.qmp, &record.arguments);
+    if now.map_err(|error| unfit(error.to_string()))? != line {
+        return Err(unfit("what it is made of was changed meanwhile; try again".to_owned()));
+    }
+    stale_disk(&mut guest.qmp, &record, line)?.map_or(Ok(()), |why| Err(unfit(why)))
 }
 
 /// Plans a command line on the RAM files that a guest has, waiting for its state:

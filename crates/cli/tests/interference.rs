@@ -1,0 +1,282 @@
+//! A guest's user goes on using QEMU while Dewar works on the guest: what he did stays
+//! done, and what cannot be right then is no checkpoint.
+
+mod common;
+
+use common::{HeldCheckpoint, image_hashes, page_hashes, ram_now};
+use dewar_guest_qemu::Qmp;
+use dewar_image::ImageId;
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::process::Command;
+use std::time::Duration;
+
+/// A guest and its user's own connection to QEMU.
+fn guest(lab: &Lab, more: &[&str]) -> (TestGuest, Qmp) {
+    let socket = lab.path().join("user-qmp");
+    let user = format!("unix:{},server=on,wait=off", socket.display());
+    let extra = ["-qmp", &user].iter().chain(more).map(|word| (*word).to_owned()).collect();
+    let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("fill 64 noise").expect("fill");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    (guest, Qmp::connect(&socket).expect("QMP"))
+}
+
+fn ask(qmp: &mut Qmp, command: &str, arguments: Value) -> Value {
+    qmp.execute(command, arguments).expect(command)
+}
+
+fn status(qmp: &mut Qmp) -> String {
+    ask(qmp, "query-status", json!({}))["status"].as_str().expect("status").to_owned()
+}
+
+fn migration(qmp: &mut Qmp) -> String {
+    ask(qmp, "query-migrate", json!({}))["status"].as_str().unwrap_or("none").to_owned()
+}
+
+#[test]
+fn who_is_stopped_or_let_run_meanwhile_stays_so() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "stop", json!({}));
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("somebody stopped it"), "{code}: {said}");
+    assert_eq!(status(&mut user), "paused");
+
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "cont", json!({}));
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("somebody let it run"), "{code}: {said}");
+    assert_eq!(status(&mut user), "running");
+
+    // In the pause itself: what was captured is not of one instant.
+    for step in ["stopped", "state-saved", "captured"] {
+        let held = HeldCheckpoint::at(&lab, "g", step);
+        ask(&mut user, "cont", json!({}));
+        std::thread::sleep(Duration::from_millis(300));
+        let (code, _, said) = held.go_on();
+        assert!(code == 1 && said.contains("no checkpoint was made"), "{step}: {code}: {said}");
+        assert_eq!(status(&mut user), "running", "{step}");
+    }
+    guest.console.ask("verify").expect("consistent");
+
+    // Whoever finds an old journal does not let run what its user has stopped.
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    let guardian = held.guardian().expect("guardian");
+    kill(guardian, Signal::KILL);
+    held.kill();
+    ask(&mut user, "stop", json!({}));
+    assert_eq!(lab.ps("g").expect("listed")["state"], "paused");
+    assert!(!lab.root().join("guests/g/journal.json").exists());
+    ask(&mut user, "cont", json!({}));
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
+fn a_migration_of_its_users_is_left_alone() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let slow = json!({"max-bandwidth": 100_000});
+    let nowhere = json!({"uri": "exec:cat >/dev/null"});
+    ask(&mut user, "migrate-set-parameters", slow);
+    ask(&mut user, "migrate", nowhere.clone());
+    wait_until("a migration", Duration::from_secs(5), || migration(&mut user) == "active");
+    for line in [&["checkpoint", "g"][..], &["upgrade", "g", "--yes"], &["freeze", "g"]] {
+        lab.dewar(line).failed(4, &["a migration of it is under way"]);
+        assert_eq!(migration(&mut user), "active", "{line:?}");
+    }
+    let cancel = |user: &mut Qmp| {
+        ask(user, "migrate_cancel", json!({}));
+        wait_until("its end", Duration::from_secs(20), || migration(user) == "cancelled");
+    };
+    cancel(&mut user);
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "migrate", nowhere.clone());
+    let (code, _, said) = held.go_on();
+    assert!(code != 0 && said.contains("a migration of it is under way"), "{code}: {said}");
+    assert_eq!(migration(&mut user), "active");
+    cancel(&mut user);
+
+    // One that is over before we would have stopped it: all of it went, and it
+    // does not run here again.
+    let fast = json!({"max-bandwidth": 1u64 << 40});
+    ask(&mut user, "migrate-set-parameters", fast);
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "migrate", nowhere);
+    wait_until("its end", Duration::from_secs(60), || migration(&mut user) == "completed");
+    let sent = ask(&mut user, "query-migrate", json!({}))["ram"]["transferred"].as_u64();
+    assert!(sent > Some(64 << 20), "{sent:?}");
+    let (code, _, said) = held.go_on();
+    assert!(code != 0, "{said}");
+    assert_eq!(status(&mut user), "postmigrate");
+    lab.dewar(&["ps"]);
+    assert_eq!(status(&mut user), "postmigrate");
+    ask(&mut user, "cont", json!({}));
+    guest.console.ask("verify").expect("consistent");
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
+fn a_disk_that_is_unplugged_meanwhile_keeps_what_was_written() {
+    let lab = common::lab();
+    let disk = lab.path().join("unplugged.qcow2");
+    let path = disk.display().to_string();
+    let line = ["create", "-q", "-f", "qcow2", &path, "64M"];
+    assert!(Command::new("qemu-img").args(line).status().expect("qemu-img").success());
+    let drive = format!("if=none,id=d9,format=qcow2,file={path}");
+    let devices =
+        ["-device", "virtio-scsi-pci", "-drive", &drive, "-device", "scsi-hd,drive=d9,id=s9"];
+    let (mut guest, mut user) = guest(&lab, &devices);
+    let held = HeldCheckpoint::at(&lab, "g", "resumed");
+    let line = json!({"command-line": "qemu-io d9 \"write -P 171 0 64k\""});
+    let told = ask(&mut user, "human-monitor-command", line).to_string();
+    assert!(!told.to_lowercase().contains("error"), "{told}");
+    ask(&mut user, "device_del", json!({"id": "s9"}));
+    wait_until("the disk's end", Duration::from_secs(10), || {
+        !ask(&mut user, "query-block", json!({})).to_string().contains("scsi")
+            && !ask(&mut user, "query-block", json!({})).to_string().contains("s9")
+    });
+    let (code, _, said) = held.go_on();
+    println!("the checkpoint ended with {code}: {said}");
+    assert!(!lab.root().join("guests/g/journal.json").exists());
+    assert!(!disk.with_extension("qcow2.dewar-overlay").exists());
+    let read =
+        Command::new("qemu-io").args(["-r", "-U", "-c", "read -P 171 0 64k", &path]).output();
+    let read = String::from_utf8_lossy(&read.expect("qemu-io").stdout).into_owned();
+    assert!(read.contains("65536/65536") && !read.contains("verification failed"), "{read}");
+    guest.console.ask("verify").expect("consistent");
+}
+
+/// Puts an overlay that names no backing file on top of the guest's disk.
+fn snapshot(lab: &Lab, user: &mut Qmp) {
+    let path = lab.path().join("snapshot.qcow2").display().to_string();
+    let _ = std::fs::remove_file(&path);
+    let line = ["create", "-q", "-f", "qcow2", &path, "64M"];
+    assert!(Command::new("qemu-img").args(line).status().expect("qemu-img").success());
+    let blocks = ask(user, "query-block", json!({}));
+    let disk = blocks.as_array().into_iter().flatten().find(|it| it["inserted"]["ro"] == false);
+    let node = disk.expect("a disk")["inserted"]["node-name"].clone();
+    let overlay = json!({"driver": "qcow2", "node-name": "snap", "backing": null,
+        "file": {"driver": "file", "filename": path}});
+    ask(user, "blockdev-add", overlay);
+    ask(user, "blockdev-snapshot", json!({"node": node, "overlay": "snap"}));
+}
+
+/// Takes the overlay away again, with what was written to it.
+fn commit(user: &mut Qmp) {
+    let blocks = ask(user, "query-block", json!({}));
+    let disk = blocks.as_array().into_iter().flatten().find(|it| it["inserted"]["ro"] == false);
+    assert_eq!(disk.expect("a disk")["inserted"]["node-name"], "snap");
+    let job = json!({"job-id": "c", "device": "snap", "auto-dismiss": true});
+    ask(user, "block-commit", job);
+    let jobs = |user: &mut Qmp| ask(user, "query-jobs", json!({})).to_string();
+    wait_until("the commit", Duration::from_secs(20), || jobs(user).contains("\"ready\""));
+    ask(user, "job-complete", json!({"id": "c"}));
+    wait_until("its end", Duration::from_secs(20), || jobs(user) == "[]");
+    ask(user, "blockdev-del", json!({"node-name": "snap"}));
+}
+
+#[test]
+fn a_snapshot_that_its_user_takes_is_not_left_behind() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let pid = lab.pid("g");
+    snapshot(&lab, &mut user);
+    for line in [["upgrade", "g"], ["freeze", "g"], ["checkpoint", "g"]] {
+        lab.dewar(&line).failed(4, &["snapshot.qcow2", "was not touched"]);
+    }
+    commit(&mut user);
+    // And where it is taken while Dewar is at work.
+    for (verb, step) in [("upgrade", "armed"), ("freeze", "stopping the guest")] {
+        let held = HeldCheckpoint::at_with(&lab, &[verb, "g"], step);
+        snapshot(&lab, &mut user);
+        let (code, _, said) = held.go_on();
+        assert!(code == 4 && said.contains("snapshot.qcow2"), "{verb}: {code}: {said}");
+        assert_eq!(lab.pid("g"), pid);
+        assert_eq!(lab.ps("g").expect("listed")["state"], "running");
+        guest.console.ask("verify").expect("consistent");
+        commit(&mut user);
+    }
+    let file = lab.path().join("g/disk0.qcow2").display().to_string();
+    let drive = format!("if=virtio,snapshot=on,file={file}");
+    let qemu = dewar_testkit::qemu();
+    lab.dewar(&["run", "other", "--", &qemu, "-drive", &drive]).failed(4, &["snapshot=on"]);
+}
+
+#[test]
+fn a_device_that_comes_in_the_middle_is_in_no_checkpoint() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &["-device", "qemu-xhci"]);
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "device_add", json!({"driver": "usb-tablet", "id": "t"}));
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("they were changed meanwhile"), "{code}: {said}");
+    assert_eq!(lab.ps("g").expect("listed")["state"], "running");
+    guest.console.ask("verify").expect("consistent");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["t"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_guest_with_a_cd_moves_and_freezes() {
+    let lab = common::lab();
+    let medium = lab.path().join("cd.iso");
+    std::fs::write(&medium, vec![7; 1 << 20]).expect("medium");
+    let (mut guest, _user) = guest(&lab, &["-cdrom", &medium.display().to_string()]);
+    lab.dewar(&["upgrade", "g"]).done();
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_server_whose_restore_died_serves_no_other_guest() {
+    let lab = common::lab();
+    let (mut guest, _user) = guest(&lab, &[]);
+    let id = |told: &str| -> String {
+        let told: Value = serde_json::from_str(told).expect("JSON");
+        told["checkpoint"].as_str().expect("id").to_owned()
+    };
+    let first = id(&lab.dewar(&["checkpoint", "g"]).done().stdout);
+    guest.console.ask("fill 96 noise").expect("fill");
+    let second = id(&lab.dewar(&["checkpoint", "g", "--full"]).done().stdout);
+    lab.crash("g");
+    let held = HeldCheckpoint::at_with(&lab, &["restore", &first], "starting QEMU");
+    let orphan = server_of(held.pid);
+    kill(orphan, Signal::STOP);
+    kill(held.pid, Signal::CONT);
+    let record = lab.root().join("guests/g/guest.json");
+    wait_until("a QEMU", Duration::from_secs(20), || {
+        std::fs::read_to_string(&record).is_ok_and(|text| text.contains("\"restoring\""))
+    });
+    // It has told the server to go on.
+    std::thread::sleep(Duration::from_millis(300));
+    held.kill();
+    let restore = HeldCheckpoint::at_with(&lab, &["restore", &second, "--paused"], "loaded");
+    kill(orphan, Signal::CONT);
+    wait_until("the server's end", Duration::from_secs(20), || !is_alive(orphan));
+    let (code, _, said) = restore.go_on();
+    assert_eq!(code, 0, "{said}");
+    lab.wait_for_memory("g");
+    let ram = page_hashes(&ram_now(&lab, "g"));
+    let saved = image_hashes(&lab, &ImageId(second));
+    let wrong = (0..ram.len()).filter(|page| saved[*page] != ram[*page]).count();
+    assert_eq!(wrong, 0, "pages that are not the checkpoint's");
+}
+
+/// The page server that a restore has started.
+fn server_of(restore: i32) -> i32 {
+    let tasks = std::fs::read_to_string(format!("/proc/{restore}/task/{restore}/children"));
+    let serves = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains("__serve")
+    };
+    let children = tasks.expect("children");
+    let mut all = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    all.find(serves).expect("a page server")
+}
