@@ -3,10 +3,11 @@
 
 use crate::QosError;
 use dewar_beat::{Line, MAX_LINE};
+use rustix::fs::{CWD, Mode, OFlags, fstat, open, renameat};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,6 +48,9 @@ pub struct Heartbeats {
     tried: Option<Instant>,
     rate: f64,
     allowance: Allowance,
+    /// How often somebody may connect.
+    comers: Allowance,
+    closed_until: Option<Instant>,
     ignored: u64,
 }
 
@@ -83,8 +87,17 @@ impl Heartbeats {
         };
         let allowance = Allowance::new(rate);
         let clients = Vec::new();
-        let mut heartbeats =
-            Self { port, listener, clients, tried: None, rate, allowance, ignored: 0 };
+        let mut heartbeats = Self {
+            port,
+            listener,
+            clients,
+            tried: None,
+            rate,
+            allowance,
+            comers: Allowance::new(rate),
+            closed_until: None,
+            ignored: 0,
+        };
         heartbeats.reconnect();
         Ok(heartbeats)
     }
@@ -103,8 +116,13 @@ impl Heartbeats {
     pub fn sources(&self) -> Vec<BorrowedFd<'_>> {
         let now = Instant::now();
         let heard = self.clients.iter().filter(|client| !client.is_mute(now));
-        let listener = self.listener.iter().map(AsFd::as_fd);
+        let listener = self.listener.iter().filter(|_| !self.is_closed()).map(AsFd::as_fd);
         listener.chain(heard.map(|client| client.socket.as_fd())).collect()
+    }
+
+    /// Whether nobody is let in, since too many came.
+    fn is_closed(&self) -> bool {
+        self.closed_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// The lines that have come; never waits.
@@ -138,8 +156,15 @@ impl Heartbeats {
     }
 
     fn reconnect(&mut self) {
-        if let Some(listener) = &self.listener {
-            while let Ok((socket, _)) = listener.accept() {
+        if let Some(listener) = self.listener.as_ref().filter(|_| !self.is_closed()) {
+            // Not without end: more may come while we look.
+            for _ in 0..MOST_CLIENTS {
+                let Ok((socket, _)) = listener.accept() else { break };
+                if !self.comers.take() {
+                    // Who comes again and again is not let in for a while.
+                    self.closed_until = Some(Instant::now() + MUTE);
+                    break;
+                }
                 if self.clients.len() < MOST_CLIENTS && socket.set_nonblocking(true).is_ok() {
                     self.clients.push(Client::new(socket, self.rate));
                 }
@@ -163,11 +188,37 @@ fn listen(path: &Path, user: u32) -> Result<UnixListener, QosError> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = fs::remove_file(path);
     }
-    let listener = UnixListener::bind(path).map_err(QosError::file(path))?;
+    let listener = bind_for(path, user).map_err(QosError::file(path))?;
     listener.set_nonblocking(true).map_err(QosError::file(path))?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(QosError::file(path))?;
-    chown(path, Some(user), None).map_err(QosError::file(path))?;
     Ok(listener)
+}
+
+/// Makes a socket that is this user's, in a folder that may be his too: what he puts in
+/// its place while we change its owner must not become his. So it is made in a folder of
+/// ours, known by its descriptor, and moved into its place when it is done.
+fn bind_for(path: &Path, user: u32) -> std::io::Result<UnixListener> {
+    let mut own = path.as_os_str().to_owned();
+    own.push(format!(".{}", std::process::id()));
+    let own = PathBuf::from(own);
+    fs::DirBuilder::new().mode(0o700).create(&own)?;
+    let bind = || -> std::io::Result<UnixListener> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = open(&own, flags, Mode::empty())?;
+        let found = fstat(&folder)?;
+        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(std::io::Error::other("somebody put another folder in its place"));
+        }
+        let inside = PathBuf::from(format!("/proc/self/fd/{}/s", folder.as_raw_fd()));
+        let listener = UnixListener::bind(&inside)?;
+        fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
+        lchown(&inside, Some(user), None)?;
+        renameat(&folder, "s", CWD, path).inspect_err(|_| drop(fs::remove_file(&inside)))?;
+        Ok(listener)
+    };
+    let bound = bind();
+    // Empty, whoever's it is.
+    let _ = fs::remove_dir(&own);
+    bound
 }
 
 impl Drop for Heartbeats {
@@ -236,6 +287,7 @@ mod tests {
     use super::*;
     use dewar_beat::End;
     use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
 
     fn listening(rate: f64) -> (tempfile::TempDir, Heartbeats, UnixStream) {
         let folder = tempfile::tempdir().expect("tempdir");
@@ -279,6 +331,80 @@ mod tests {
             assert!(reads <= 250, "{reads} reads in a second");
             assert!(heartbeats.is_connected());
         }
+    }
+
+    #[test]
+    fn who_connects_again_and_again_is_not_let_in() {
+        let (folder, mut heartbeats, mut socket) = listening(30.0);
+        let path = folder.path().join("port");
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        let is_ended = || ended.load(std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let comers = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    while !is_ended() {
+                        drop(UnixStream::connect(&path));
+                    }
+                })
+            });
+            let (began, mut reads) = (Instant::now(), 0);
+            while began.elapsed() < Duration::from_secs(1) {
+                let waits = heartbeats.sources();
+                let mut asked: Vec<_> = waits
+                    .iter()
+                    .map(|it| rustix::event::PollFd::new(it, rustix::event::PollFlags::IN))
+                    .collect();
+                let moment = rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+                let come = rustix::event::poll(&mut asked, Some(&moment)).is_ok_and(|it| it > 0);
+                if come {
+                    reads += 1;
+                    heartbeats.read();
+                }
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            while !comers.iter().all(|comer| comer.is_finished()) {
+                heartbeats.read();
+            }
+            // Each connection, and its end.
+            assert!(reads <= 600, "{reads} reads in a second");
+        });
+        socket.write_all(b"job 1 met 5\n").expect("write");
+        std::thread::sleep(MUTE);
+        assert!((0..20).any(|_| !heartbeats.read().is_empty()));
+    }
+
+    #[test]
+    fn a_socket_for_another_user_makes_nothing_else_his() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (path, victim) = (folder.path().join("port"), folder.path().join("victim"));
+        fs::write(&victim, "secret").expect("victim");
+        fs::set_permissions(&victim, Permissions::from_mode(0o640)).expect("mode");
+        let before = fs::metadata(&victim).expect("stat");
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // As soon as it is there it is a link to something else.
+            scope.spawn(|| {
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    if fs::symlink_metadata(&path).is_ok_and(|it| it.file_type().is_socket()) {
+                        let _ = fs::remove_file(&path);
+                        let _ = std::os::unix::fs::symlink(&victim, &path);
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                let _ = fs::remove_file(&path);
+                let _ = listen(&path, 65534);
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let after = fs::metadata(&victim).expect("stat");
+        let rights = |of: &fs::Metadata| (of.uid(), of.mode());
+        assert_eq!(rights(&after), rights(&before));
+        let _ = fs::remove_file(&path);
+        let _listener = listen(&path, 65534).expect("listen");
+        let made = fs::symlink_metadata(&path).expect("stat");
+        assert_eq!((made.uid(), made.mode() & 0o777), (65534, 0o600));
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 2);
     }
 
     #[test]
