@@ -252,6 +252,34 @@ fn whoever_is_killed_the_threads_are_given_back() {
 }
 
 #[test]
+fn a_controller_that_is_stopped_holds_nobody_ahead() {
+    let (_alone, lab) = alone();
+    let (port, log) = (lab.root().join("qos/p.sock"), lab.path().join("log"));
+    let steps = [(2.0, 2_000_000), (0.5, 6_000_000), (0.5, 9_000_000), (60.0, 2_000_000)];
+    let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");
+    let thread = main_thread(task.pid());
+    qos(&lab, "p", task.pid(), &[]).done();
+    let pid = controller(&lab, "p");
+    // Of a terminal it takes no notice.
+    kill(pid, Signal::TSTP);
+    let is_ahead = || scheduling(thread).policy == FIFO;
+    let began = Instant::now();
+    let stopped = || {
+        kill(pid, Signal::STOP);
+        wait_until("the stop", SOON, || dewar_testkit::signal_stop(pid));
+        is_ahead()
+    };
+    while !(is_ahead() && stopped()) {
+        kill(pid, Signal::CONT);
+        assert!(began.elapsed() < Duration::from_secs(20), "it was never let run on");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    wait_until("the keeper", Duration::from_secs(10), || !is_ahead());
+    release(&lab, "p");
+    assert_eq!(scheduling(thread), Scheduling::ordinary(0));
+}
+
+#[test]
 fn a_guest_that_lies_or_floods_hurts_only_itself() {
     let (_alone, lab) = alone();
     // Busy all the time: it would use whatever it got.

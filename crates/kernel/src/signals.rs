@@ -2,8 +2,9 @@ use crate::KernelError;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 /// A file that can be read when somebody asks this process to end (SIGINT, SIGTERM,
-/// SIGHUP); they no longer end it by themselves (signalfd(2)). To be called before
-/// any thread is made; children inherit it.
+/// SIGHUP); they no longer end it by themselves (signalfd(2)). Nor does a terminal
+/// stop it (SIGTSTP, SIGTTIN, SIGTTOU): what it holds would be held without end. To be
+/// called before any thread is made; children inherit it.
 ///
 /// # Errors
 /// Where the kernel refuses.
@@ -17,7 +18,11 @@ pub fn end_signals() -> Result<OwnedFd, KernelError> {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
             libc::sigaddset(&raw mut set, signal);
         }
-        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
+        let mut blocked = set;
+        for signal in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] {
+            libc::sigaddset(&raw mut blocked, signal);
+        }
+        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut()) != 0 {
             return Err(failed());
         }
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC);

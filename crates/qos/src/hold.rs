@@ -429,5 +429,15 @@ pub fn give_back(entry: &Entry) {
     }
 }
 
+/// Ends the rescues of a guest whose controller does not: somebody stopped it. It makes
+/// its threads what they should be when it goes on.
+pub fn end_rescues(entry: &Entry) {
+    let rescued =
+        |task: &Task| task.scheduling().is_ok_and(|how| how == Scheduling::ahead(RESCUE_PRIORITY));
+    for saved in entry.saved.iter().filter(|task| task.is_there() && rescued(&task.task())) {
+        let _ = saved.task().schedule(saved.scheduling());
+    }
+}
+
 #[cfg(test)]
 mod tests;

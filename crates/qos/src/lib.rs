@@ -23,6 +23,6 @@ mod weight;
 pub use controller::{Controller, Ended, LawKind, Subject, Target};
 pub use error::QosError;
 pub use heartbeats::{Heartbeats, Port};
-pub use hold::{Hold, Means, give_back};
+pub use hold::{Hold, Means, end_rescues, give_back};
 pub use ledger::{Entry, Ledger, Owner, Promise, SavedTask, Seen};
 pub use weight::Group;

@@ -75,7 +75,7 @@ fn serve(
     args: &QosArgs,
 ) -> Result<(), Failure> {
     let mut subject = find(context, name, args)?;
-    let keeper = Keeper::start(context, name)?;
+    let mut keeper = Keeper::start(context, name)?;
     go_ahead();
     let stop = end_signals().map_err(QosError::from)?;
     let view = View::start();
@@ -83,7 +83,10 @@ fn serve(
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
         keeper::say_ready();
-        let ended = controller.run(stop.as_fd(), |entry| view.show(line(entry)))?;
+        let ended = controller.run(stop.as_fd(), |entry| {
+            view.show(line(entry));
+            keeper.beat();
+        })?;
         let entry = controller.entry().clone();
         add(&mut seen, entry.clone());
         if ended == Ended::Stopped {

@@ -8,7 +8,8 @@ use crate::failure::{Code, Failure};
 use crate::output::tell;
 use dewar_guest_qemu::registry::ProcessId;
 use dewar_kernel::detach;
-use dewar_qos::Ledger;
+use dewar_qos::{Ledger, end_rescues};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::fs::File;
@@ -18,6 +19,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const ALL_WELL: u8 = b'w';
+const ALIVE: u8 = b'a';
+/// A controller that has said nothing for so long does nothing.
+const SILENT_FOR: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 const READY: &str = "ready";
 /// Says to a controller that somebody waits for it to be ready.
 const WAITED_FOR: &str = "DEWAR_QOS_READY";
@@ -50,6 +54,11 @@ impl Keeper {
         Ok(Self { process })
     }
 
+    /// Says that we are at work; to be said each second.
+    pub fn beat(&mut self) {
+        let _ = self.process.stdin.as_mut().map(|stdin| stdin.write_all(&[ALIVE]));
+    }
+
     /// Says that the guest is as it was.
     pub fn dismiss(mut self) {
         // A keeper that was killed needs no word.
@@ -61,12 +70,21 @@ impl Keeper {
 /// The keeper's own life.
 pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
     super::go_ahead();
-    let mut word = [0];
-    let said = std::io::stdin().read(&mut word).is_ok_and(|count| count == 1);
-    if said && word[0] == ALL_WELL {
-        return Ok(());
-    }
     let ledger = context.qos_ledger();
+    loop {
+        let mut word = [0];
+        if !is_heard(SILENT_FOR) {
+            // Stopped, it would hold what it rescued without end.
+            ledger.entry(&args.name).iter().for_each(end_rescues);
+            continue;
+        }
+        let said = std::io::stdin().read(&mut word).is_ok_and(|count| count == 1);
+        match word[0] {
+            ALL_WELL if said => return Ok(()),
+            ALIVE if said => {}
+            _ => break,
+        }
+    }
     // Its files are closed a moment before it is gone.
     for _ in 0..TRIES {
         ledger.settle();
@@ -76,6 +94,13 @@ pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
         std::thread::sleep(APART);
     }
     Ok(())
+}
+
+/// Waits until the controller says something, or ends.
+fn is_heard(within: Timespec) -> bool {
+    let stdin = std::io::stdin();
+    let mut asked = [PollFd::new(&stdin, PollFlags::IN)];
+    poll(&mut asked, Some(&within)).is_ok_and(|count| count > 0)
 }
 
 /// Starts this very command again, in the background, and waits until it serves.
@@ -144,5 +169,7 @@ pub fn say_ready() {
 pub fn ask_to_end(controller: ProcessId) {
     if let Some(pid) = Pid::from_raw(controller.pid).filter(|_| controller.is_alive()) {
         let _ = kill_process(pid, Signal::TERM);
+        // One that somebody stopped hears of it only then.
+        let _ = kill_process(pid, Signal::CONT);
     }
 }
