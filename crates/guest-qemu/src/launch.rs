@@ -7,6 +7,7 @@ use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +20,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
 /// Most bytes of a log that are shown.
 const SHOWN: u64 = 4096;
+/// How the names of variables begin that are meant for Dewar.
+const OUR_VARIABLES: &[u8] = b"DEWAR_";
 
 /// Why a QEMU did not start.
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +150,11 @@ pub fn launch(
         .stdin(Stdio::null())
         .stdout(Stdio::from(printed))
         .stderr(Stdio::from(second));
+    // Not the guest's to know, should it take its QEMU over: a store's password, say.
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    ours.filter(|name| name.as_bytes().starts_with(OUR_VARIABLES)).for_each(|name| {
+        command.env_remove(name);
+    });
     let mut child = inherit(detach(&mut command), files).spawn().map_err(|cause| {
         LaunchError::Program { program: program.to_owned(), said: cause.to_string() }
     })?;
