@@ -86,6 +86,10 @@ pub fn recover(
     if Journal::load(folder)?.is_none() {
         return Ok(());
     }
+    if !record.process.is_alive() {
+        // Whoever answers there now is another, of which the journal says nothing.
+        return put_back_offline(folder);
+    }
     let result =
         connect().map_err(RecoverError::from).and_then(|mut qmp| put_back(&mut qmp, folder));
     // A QEMU that is ending closes its socket before it is gone.
