@@ -6,7 +6,7 @@ mod common;
 use common::{HeldCheckpoint, image_hashes, page_hashes, ram_now};
 use dewar_guest_qemu::Qmp;
 use dewar_image::ImageId;
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -232,6 +232,35 @@ fn a_guest_with_a_cd_moves_and_freezes() {
     lab.dewar(&["thaw", "g"]).done();
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_guest_from_its_own() {
+    let lab = common::lab();
+    // The journals are on it, and nothing else of the guest.
+    let small = SmallDisk::mount(&lab.root(), "8m").expect("small disk");
+    let (mut guest, _user) = guest(&lab, &[]);
+    let store = format!("file:{}/elsewhere", lab.path().display());
+    let line = ["checkpoint", "g", "--store", &store];
+    let held = HeldCheckpoint::at_with(&lab, &line, "disks-copied");
+    let guardian = held.guardian().expect("guardian");
+    let filler = lab.root().join("filler");
+    let mut file = std::fs::File::create(&filler).expect("filler");
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    drop(file);
+    let (code, _, said) = held.go_on();
+    assert!([1, 5].contains(&code) && said.contains("No space left"), "{code}: {said}");
+    // Its writers of the disk answer, too.
+    guest.console.ask("verify").expect("consistent");
+    std::fs::remove_file(&filler).expect("remove");
+    kill(guardian, Signal::KILL);
+    wait_until("the guardian's end", Duration::from_secs(20), || !is_alive(guardian));
+    lab.dewar(&["ps"]).done();
+    assert!(!lab.root().join("guests/g/journal.json").exists());
+    guest.console.ask("verify").expect("consistent");
+    lab.dewar(&line).done();
+    lab.dewar(&["rm", "g", "--force"]).done();
+    drop(small);
 }
 
 #[test]

@@ -218,6 +218,7 @@ pub(crate) fn settle(
     let job = format!("dewar-commit-{index}");
     let mut asked = false;
     let mut failure = None;
+    let mut unnoted = None;
     loop {
         let state = job_state(qmp, &job)?;
         match state.as_ref().map(|state| state.status.as_str()) {
@@ -236,12 +237,24 @@ pub(crate) fn settle(
             }
             Some("pending") => {
                 journal.disks[index].current = Current::Own;
-                journal.save(folder)?;
-                qmp.execute("job-finalize", json!({"id": job}))?;
+                let ending = match journal.save(folder) {
+                    Ok(()) => "job-finalize",
+                    // The guest must not wait for room on our disk. It goes on with the
+                    // overlay, and whoever comes next tries again.
+                    Err(error) => {
+                        unnoted = Some(error);
+                        "job-cancel"
+                    }
+                };
+                qmp.execute(ending, json!({"id": job}))?;
             }
             Some("concluded") => {
                 failure = state.and_then(|state| state.error);
                 qmp.execute("job-dismiss", json!({"id": job}))?;
+                if let Some(error) = unnoted.take() {
+                    journal.disks[index].current = Current::Overlay;
+                    return Err(error.into());
+                }
             }
             Some(_) => std::thread::sleep(POLL),
         }
