@@ -1,12 +1,14 @@
 //! A running QEMU as a [`Guest`].
 
+mod refuse;
+
 use crate::bitmaps;
 use crate::discover::{Discovered, discover};
 use crate::disks;
 use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
-use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline, status};
+use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
 use crate::registry::{GuestFolder, GuestRecord};
 use crate::state::{self, StateChannel};
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
@@ -202,67 +204,6 @@ impl QemuGuest {
                     .collect(),
             })
         })
-    }
-
-    /// That QEMU can save its state now, and nobody else has it do so.
-    fn refuse_what_cannot_be_saved(&mut self) -> Result<(), GuestError> {
-        let (status, migrating) = self.step("asking for its status", |qmp, _, _| {
-            Ok::<_, crate::qmp::QmpError>((status(qmp)?, state::is_migrating(qmp)?))
-        })?;
-        let reason = match status.as_str() {
-            _ if migrating => "a migration of it is under way",
-            // QEMU saves the state of a guest that stands still only once, until it
-            // runs again; and until then nothing changes.
-            "postmigrate" => {
-                "it has stood still since its state was last saved, and QEMU saves it only \
-                 once; that checkpoint is still exact, or let the guest run first"
-            }
-            "suspended" => "it sleeps (ACPI S3), and could not be woken after; wake it first",
-            _ => return Ok(()),
-        };
-        Err(self.unsupported(reason.to_owned()))
-    }
-
-    /// That no device came or went since the image's record was begun: what is in the
-    /// state that was saved and not in the record could not be restored.
-    fn refuse_another_machine(&mut self) -> Result<(), GuestError> {
-        let Some(line) = self.line.clone() else { return Ok(()) };
-        let now = current_line(&mut self.qmp, &self.record.arguments);
-        match now {
-            Ok(now) if now == line => Ok(()),
-            Ok(_) => Err(self.failed("looking at the devices", "they were changed meanwhile")),
-            Err(error) => Err(self.failed("looking at the devices", error)),
-        }
-    }
-
-    /// That nobody stopped the guest, or let it run, since we looked: its disks were
-    /// prepared for the one or the other.
-    fn refuse_another_status(&mut self, journal: &Journal) -> Result<(), GuestError> {
-        let running = self.step("asking for its status", |qmp, _, _| is_running(qmp))?;
-        let what = match (journal.was_running, running) {
-            (true, false) => "somebody stopped it meanwhile",
-            (false, true) => "somebody let it run meanwhile",
-            _ => return Ok(()),
-        };
-        Err(self.failed("stopping", what))
-    }
-
-    fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
-        let existing: Vec<String> = journal
-            .disks
-            .iter()
-            .filter(|disk| disk.overlay.exists())
-            .map(|disk| {
-                format!(
-                    "{} exists: a checkpoint under another --root was cut short; finish it there",
-                    disk.overlay.display()
-                )
-            })
-            .collect();
-        if existing.is_empty() {
-            return Ok(());
-        }
-        Err(GuestError::Unsupported { guest: self.record.name.clone(), reasons: existing })
     }
 }
 
