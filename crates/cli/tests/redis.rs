@@ -142,10 +142,35 @@ fn secrets_come_from_the_environment_alone() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(!String::from_utf8_lossy(&output.stdout).contains("s3cret"));
     }
-    for file in common::files(&lab.root()) {
+    lab.crash("g");
+    let mut command = lab.command(&["restore", "g", "--store", &url]);
+    let restored = command.env("DEWAR_REDIS_PASSWORD", "s3cret").output().expect("dewar");
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    let mut files = common::files(&lab.root());
+    // Nor does the guest's QEMU have them.
+    files.push(format!("/proc/{}/environ", lab.pid("g").expect("pid")).into());
+    for file in files {
         let text = std::fs::read(&file).unwrap_or_default();
         assert!(!text.windows(6).any(|it| it == b"s3cret"), "{}", file.display());
     }
+}
+
+#[test]
+fn a_frozen_guest_keeps_its_checkpoint_by_whatever_name() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    let store = server.url();
+    lab.dewar(&["freeze", "g", &format!("--to-store={store}")]).done();
+    for url in [format!("{store}?retry=5s"), format!("redis://localhost:{}", server.port())] {
+        let listed = lab.dewar(&["ls", "--store", &url]).json();
+        let id = listed["checkpoints"][0]["checkpoint"].as_str().expect("id").to_owned();
+        lab.dewar(&["delete", &id, "--store", &url])
+            .failed(1, &["all that there is of frozen guest 'g'", "nothing was removed"]);
+    }
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
 }
 
 #[test]

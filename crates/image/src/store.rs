@@ -239,22 +239,26 @@ impl Store {
     /// cannot be written, or a dirty store that it alone has pages in does not
     /// answer; then it is still there.
     pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
-        self.delete_all(id, false)
+        self.begin_deletion(id)?.finish(false)
     }
 
-    /// The same, but pages in dirty stores stay where they are, for a store that
-    /// is gone for good. [`crate::collect`] frees them while another image names
-    /// that store.
+    /// Sees to it that nobody reads an image or deletes another until the deletion is
+    /// finished or dropped. Whoever could need the image has it from before.
     ///
     /// # Errors
-    /// As [`Store::delete`], but for dirty stores.
-    pub fn delete_here(&self, id: &ImageId) -> Result<(), ImageError> {
-        self.delete_all(id, true)
+    /// Where it is missing or being read.
+    pub fn begin_deletion(&self, id: &ImageId) -> Result<Deletion<'_>, ImageError> {
+        let one_at_a_time = self.hold_deletions()?;
+        let hold = self.hold_record(id, Hold::Alone)?;
+        Ok(Deletion { store: self, id: id.clone(), hold, _one_at_a_time: one_at_a_time })
     }
 
-    fn delete_all(&self, id: &ImageId, only_here: bool) -> Result<(), ImageError> {
-        let _one_at_a_time = self.hold_deletions()?;
-        let hold = self.hold_record(id, Hold::Alone)?;
+    fn delete_held(
+        &self,
+        id: &ImageId,
+        hold: Box<dyn Held>,
+        only_here: bool,
+    ) -> Result<(), ImageError> {
         let record = self.record(id)?;
         let mut doomed: BTreeSet<String> = self.objects(&record).collect();
         let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {
@@ -359,6 +363,27 @@ impl Store {
 
     fn not_found(&self, reference: &str) -> ImageError {
         ImageError::NotFound { reference: reference.to_owned(), store: self.url() }
+    }
+}
+
+/// An image that is to be deleted, and is there still.
+#[derive(Debug)]
+pub struct Deletion<'s> {
+    store: &'s Store,
+    id: ImageId,
+    hold: Box<dyn Held>,
+    _one_at_a_time: Box<dyn Held>,
+}
+
+impl Deletion<'_> {
+    /// Deletes it. With `only_here` pages in dirty stores stay where they are, for a store
+    /// that is gone for good; [`crate::collect`] frees them while another image names
+    /// that store.
+    ///
+    /// # Errors
+    /// As [`Store::delete`].
+    pub fn finish(self, only_here: bool) -> Result<(), ImageError> {
+        self.store.delete_held(&self.id, self.hold, only_here)
     }
 }
 

@@ -6,19 +6,22 @@ use dewar_guest_qemu::registry::{Frozen, Kept};
 use dewar_image::{ImageError, Location};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     let DeleteArgs { which: ReferenceArgs { reference, store }, only_here } = args;
     let store = context.store(store.store.as_deref())?;
     let id = store.find(&reference)?;
-    let here = identity(&store.url());
+    // From here on nobody reads it; a restore that is over has its guest on record.
+    let deletion = store.begin_deletion(&id)?;
+    let is_here = |other: &str| may_be_one(other, &store.url());
     for name in context.registry.names() {
         let folder = context.registry.guest(&name)?;
         let record = folder.record()?;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         let kept_in = |frozen: &Frozen| match &frozen.kept {
-            Kept::InStore { store, image } => *image == id.0 && identity(store) == here,
+            Kept::InStore { store, image } => *image == id.0 && is_here(store),
             Kept::InPlace { .. } => false,
         };
         if record.frozen.as_ref().is_some_and(kept_in) {
@@ -30,7 +33,7 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
         let stands_on = record.origin.is_some_and(|origin| {
             origin.image == id.0
                 && (origin.disks_in_store() || needs_memory)
-                && identity(&origin.store) == here
+                && is_here(&origin.store)
         });
         if stands_on {
             let what = format!("guest '{name}' still stands on checkpoint {id}");
@@ -39,8 +42,7 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
                 .advice(format!("'dewar rm {name}' first")));
         }
     }
-    let deleted = if only_here { store.delete_here(&id) } else { store.delete(&id) };
-    deleted.map_err(|error| match error {
+    deletion.finish(only_here).map_err(|error| match error {
         ImageError::Store { .. } if !only_here => Failure::from(error)
             .advice("--only-here leaves pages where a dirty store does not answer"),
         error => Failure::from(error),
@@ -49,11 +51,14 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a store is, whatever links lead there.
-fn identity(url: &str) -> Option<Location> {
-    let resolve = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path);
-    Location::parse(url).ok().map(|location| match location {
-        Location::Folder(path) => Location::Folder(resolve(path)),
-        elsewhere => elsewhere,
-    })
+/// Whether two names may mean one store: a folder has many paths, a server many names.
+fn may_be_one(one: &str, other: &str) -> bool {
+    let folder = |path: &PathBuf| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    match (Location::parse(one), Location::parse(other)) {
+        (Ok(Location::Folder(one)), Ok(Location::Folder(other))) => {
+            one == other || folder(&one).is_some_and(|it| folder(&other) == Some(it))
+        }
+        (Ok(Location::Redis(_)), Ok(Location::Redis(_))) => true,
+        _ => false,
+    }
 }
