@@ -224,6 +224,10 @@ fn forward(
     handover.save(folder)?;
     let mut problems = Vec::new();
     let mut new = new.or_else(|| handover.connect_new(folder));
+    if new.is_none() && handover.new.is_some_and(|new| !new.ends_within(END_WITHIN)) {
+        // It has the guest, and only does not answer: whoever comes next goes on.
+        return Err(HandoverError::Qmp(QmpError::Busy));
+    }
     if let Some(new) = new.as_mut().filter(|_| !handover.forwards.is_empty()) {
         // Asked for them: the end of a process with much memory takes a while.
         let released = old.as_deref_mut().map(|old| forwards::remove(old, &handover.forwards));
