@@ -79,7 +79,8 @@ pub struct SavedTask {
 }
 
 /// What [`Entry::by`] says where CPU time is a control group's.
-pub(crate) const BY_WEIGHT: &str = "weight";
+/// What is promised [`Entry::by`] a control group's weight takes nothing from others.
+pub const BY_WEIGHT: &str = "weight";
 
 /// A guest's entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
 use dewar_kernel::deadline_limit;
-use dewar_qos::{Entry, Ledger, QosError};
+use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
     loop {
         let mut entries = ledger.entries();
         // The sum of nothing is minus zero.
-        let promised = entries.iter().map(|entry| entry.promise.most()).sum::<f64>().abs();
+        let by_deadline = entries.iter().filter(|entry| entry.by != BY_WEIGHT);
+        let promised = by_deadline.map(|entry| entry.promise.most()).sum::<f64>().abs();
         if let Some(name) = &args.name {
             entries.retain(|entry| entry.name == *name);
             if entries.is_empty() {
