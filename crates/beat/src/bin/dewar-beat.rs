@@ -6,6 +6,9 @@ use dewar_beat::{Beat, Pace};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Command, ExitCode, Stdio};
 
+/// What a program prints of a job that it gave up.
+const MISSED: &[u8] = b"missed";
+
 const HELP: &str = "\
 Tells the host how a program meets its deadlines.
 
@@ -94,17 +97,38 @@ fn run(wish: &Wish) -> io::Result<u8> {
     Ok(child.wait()?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-fn pass_on(pace: &mut Pace, lines: impl BufRead) -> io::Result<()> {
+fn pass_on(pace: &mut Pace, mut input: impl BufRead) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for line in lines.split(b'\n') {
-        let line = line?;
-        match line.as_slice() {
-            b"missed" => pace.gave_up(),
-            _ => drop(pace.seen()),
+    // The beginning of a line, as much as tells it from others: it may never end.
+    let mut line = Vec::new();
+    loop {
+        let bytes = input.fill_buf()?;
+        if bytes.is_empty() {
+            break;
         }
-        out.write_all(&line)?;
-        out.write_all(b"\n")?;
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let text = part.strip_suffix(b"\n").unwrap_or(part);
+            line.extend(text.iter().take(MISSED.len() + 1 - line.len().min(MISSED.len() + 1)));
+            if text.len() < part.len() {
+                job(pace, &line);
+                line.clear();
+            }
+        }
+        out.write_all(bytes)?;
         out.flush()?;
+        let count = bytes.len();
+        input.consume(count);
+    }
+    if !line.is_empty() {
+        job(pace, &line);
     }
     Ok(())
+}
+
+/// A line is a job that is done, or will not be.
+fn job(pace: &mut Pace, line: &[u8]) {
+    match line == MISSED {
+        true => pace.gave_up(),
+        false => drop(pace.seen()),
+    }
 }
