@@ -236,15 +236,22 @@ pub struct UpgradeArgs {
 /// The guest's memory stays in its RAM file, the state of its devices is written beside it, and QEMU
 /// ends. That outlives everything but a restart of the kernel; --to-store outlives that too.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  dewar freeze web\n  dewar freeze --all --to-store")]
+#[command(after_help = "Examples:\n  dewar freeze web\n  dewar freeze web --to-store\n  \
+                  dewar freeze --all --to-store=redis://10.0.0.5")]
 pub struct FreezeArgs {
     #[command(flatten)]
     pub which: WhichArgs,
     /// Do not keep checksums of the memory: 'thaw' then cannot tell whether it changed.
     #[arg(long, conflicts_with = "to_store")]
     pub no_checksum: bool,
-    /// Keep it as a checkpoint, and give its memory back.
-    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    /// Keep it as a checkpoint, in the default store or in URL, and give its memory back.
+    #[arg(
+        long,
+        value_name = "URL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = ""
+    )]
     pub to_store: Option<String>,
 }
 
