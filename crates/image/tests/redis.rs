@@ -4,7 +4,7 @@ mod common;
 
 use common::{PAGES, commit, content, options, read_back, write_image};
 use dewar_image::{ImageError, ImageId, Location, Store, collect, verify};
-use dewar_testkit::{RedisCluster, RedisServer, SlowWay};
+use dewar_testkit::{RedisCluster, RedisServer, SlowWay, wait_until};
 use dewar_units::{PageNumber, PageRange};
 use std::time::{Duration, Instant};
 
@@ -237,6 +237,21 @@ fn a_replacement_that_was_cut_off_harms_no_image() {
     collect(&store, false, |_, _| {}).expect("gc");
     let left = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
     assert_eq!(left, "");
+}
+
+#[test]
+fn a_reader_who_lost_his_place_takes_it_again() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let id = write_image(&store).id;
+    let _reader = store.open_image(&id).expect("open");
+    // As if it had been away for longer than a hold lasts.
+    let hold = format!("{{dewar}}:hold:images/{id}.json");
+    server.ask(&["del", &hold]).expect("del");
+    let is_held = || server.ask(&["exists", &hold]).expect("exists") == "1";
+    wait_until("a hold", Duration::from_secs(10), is_held);
+    let other = open(&server.url()).expect("store");
+    assert!(matches!(other.delete(&id), Err(ImageError::InUse { .. })));
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //! Holders are members of a sorted set whose scores are the times, by the
 //! server's clock, at which their holds run out. A holder that could not put
 //! off its end in time has *lost* its hold, though nobody else may have taken
-//! it: it is never renewed after its end, since what it guards may have been
-//! swept in between.
+//! it: one alone is never renewed after its end, since what it guards may have been
+//! swept in between. One who shares an object takes it again, as long as the object
+//! is there and nobody has it alone: it is removed before what it stands for.
 
 use super::Shared;
 use crate::ImageError;
@@ -195,17 +196,24 @@ fn keep_renewing(
     member: &str,
 ) -> (mpsc::Sender<()>, JoinHandle<()>) {
     let (end, ended) = mpsc::channel();
-    let (name, hold, member) = (name.to_owned(), keys.hold.clone(), member.to_owned());
+    let (name, keys, member) = (name.to_owned(), keys.clone(), member.to_owned());
     let text = format!(
-        "{NOW}if redis.call('ZSCORE', KEYS[1], ARGV[1]) == false then return 0 end
+        "{NOW}if redis.call('ZSCORE', KEYS[1], ARGV[1]) == false then
+             if string.sub(ARGV[1], 1, 1) == 'x' or redis.call('EXISTS', KEYS[2]) == 0 then
+                 return 0
+             end
+             for _, other in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+                 if string.sub(other, 1, 1) == 'x' then return 0 end
+             end
+         end
          redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
          redis.call('PEXPIRE', KEYS[1], ARGV[2] * 2)
          return 1"
     );
     let thread = std::thread::spawn(move || {
         let script = Script::new(&text);
-        let mut call = script.key(hold);
-        call.arg(member).arg(LASTS.as_millis() as u64);
+        let mut call = script.key(keys.hold);
+        call.key(keys.object).arg(member).arg(LASTS.as_millis() as u64);
         while ended.recv_timeout(RENEWED_EVERY) == Err(RecvTimeoutError::Timeout) {
             // Where it fails the next round tries again; where the hold is
             // lost, the holder hears of it when it matters.
