@@ -330,6 +330,10 @@ impl Record {
         }
         let record: Self =
             serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        let regions = record.memory.regions.iter().map(|region| u128::from(region.pages));
+        if regions.sum::<u128>() != u128::from(record.memory.pages) {
+            return Err(damaged("its regions are not all of its memory".to_owned()));
+        }
         if record.keyed.keys().any(|source| *source > LAST_SOURCE) {
             return Err(damaged("it numbers its sources too high".to_owned()));
         }
