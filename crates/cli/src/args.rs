@@ -261,6 +261,9 @@ pub struct FreezeArgs {
 pub struct ThawArgs {
     #[command(flatten)]
     pub which: WhichArgs,
+    /// Also where a disk was written while it was frozen.
+    #[arg(long, conflicts_with = "all")]
+    pub force: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

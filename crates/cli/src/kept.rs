@@ -60,7 +60,7 @@ pub fn settle_unthawed(
     if !undecided || record.process.is_alive() {
         return Ok(record);
     }
-    let Some(Frozen { kept: Kept::InPlace { state, sum, sums }, .. }) = &record.frozen else {
+    let Some(Frozen { kept: Kept::InPlace { state, sum, sums, .. }, .. }) = &record.frozen else {
         return Ok(record);
     };
     let never_ran = *sums && is_whole(folder, &record, state, sum).map_err(Failure::attention)?;

@@ -94,6 +94,15 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
         lab.dewar(&["thaw", "g"]).failed(1, &[words, "stays frozen"]);
         file.write_all_at(&byte, at).expect("write");
     }
+    // A disk that is written while nobody has it: the guest remembers it otherwise.
+    let disk = guest.folder.join("disk0.qcow2");
+    let modified = fs::metadata(&disk).and_then(|data| data.modified()).expect("stat");
+    let file = fs::File::options().read(true).write(true).open(&disk).expect("disk");
+    let mut first = [0];
+    file.read_exact_at(&mut first, 0).expect("read");
+    file.write_all_at(&first, 0).expect("write");
+    lab.dewar(&["thaw", "g"]).failed(1, &["disk0.qcow2 was written", "stays frozen", "--force"]);
+    file.set_modified(modified).expect("as it was");
     lab.dewar(&["thaw", "g"]).done();
     assert_whole(&lab, &mut guest, "all is as it was");
     // Without checksums nobody can tell.

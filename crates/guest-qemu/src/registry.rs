@@ -14,7 +14,7 @@ mod disks;
 mod frozen;
 mod process;
 
-pub use frozen::{Frozen, Kept};
+pub use frozen::{Frozen, Kept, KeptDisk};
 pub use process::ProcessId;
 
 use crate::cmdline::Descriptors;

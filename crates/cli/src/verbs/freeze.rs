@@ -13,7 +13,7 @@ use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_image::Store;
 use dewar_memory::sum;
 use dewar_units::ByteSize;
@@ -121,9 +121,16 @@ fn keep_in_place(
     if let Some((tracking, before)) = tracking.zip(before) {
         let _ = tracking.continued(tracking.process, 0, &before).save(folder);
     }
-    let machine = guest.found().machine.clone();
-    let sum = format!("{:032x}", sum(&bytes));
-    Ok(Frozen { was_running, machine, kept: Kept::InPlace { state, sum, sums: checksums } })
+    let found = guest.found();
+    // QEMU has given them up with the state.
+    let disks = found.disks.iter().map(|disk| checked.folder.join(&disk.file));
+    let kept = Kept::InPlace {
+        state,
+        sum: format!("{:032x}", sum(&bytes)),
+        sums: checksums,
+        disks: disks.filter_map(|path| KeptDisk::of(&path)).collect(),
+    };
+    Ok(Frozen { was_running, machine: found.machine.clone(), kept })
 }
 
 /// Takes a checkpoint after which the guest does not go on.

@@ -11,7 +11,7 @@ use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
 use dewar_guest_qemu::freeze::{remove_kept, start};
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
 use dewar_guest_qemu::{END_WITHIN, Qmp, QmpError, map_ram_files, userfaultfd_origin};
 use dewar_memory::{Pid, ProcessHandle};
@@ -34,8 +34,8 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         return Err(Failure::new(Code::Failed, format!("guest '{name}' is not frozen")));
     };
     let Frozen { was_running, machine, kept } = frozen;
-    let (state, sum, sums) = match kept {
-        Kept::InPlace { state, sum, sums } => (state, sum, sums),
+    let (state, sum, sums, disks) = match kept {
+        Kept::InPlace { state, sum, sums, disks } => (state, sum, sums, disks),
         Kept::InStore { store, image } => {
             drop((progress, lock));
             // Ours may have to be mounted again.
@@ -45,6 +45,9 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         }
     };
     let stays = |failure: Failure| failure.state("the guest stays frozen");
+    if !args.force {
+        check_disks(name, &disks).map_err(stays)?;
+    }
     let bytes = read_state(&state, &sum).map_err(stays)?;
     if sums {
         progress.stage("checking memory");
@@ -68,6 +71,16 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
 /// Where a guest is that can be thawed.
 fn is_frozen(record: &GuestRecord) -> Option<&Frozen> {
     record.frozen.as_ref().filter(|_| record.phase != Phase::Running)
+}
+
+/// The guest remembers its disks as they were: its file cache, a journal half written.
+fn check_disks(name: &str, disks: &[KeptDisk]) -> Result<(), Failure> {
+    let Some(disk) = disks.iter().find(|disk| !disk.is_as_it_was()) else { return Ok(()) };
+    let what = format!("disk {} was written while '{name}' was frozen", disk.path.display());
+    Err(Failure::new(Code::Failed, what).advice(format!(
+        "'dewar thaw {name} --force' goes on with it as it is: what the guest has in memory of \
+         its file system may then destroy that"
+    )))
 }
 
 fn from_store(

@@ -1,7 +1,9 @@
 //! What is known of a guest that has no process, or none that it is known to run in.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Where a guest is that has no process, and until it is known to run again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +28,9 @@ pub enum Kept {
         sum: String,
         /// Whether the guest's folder has checksums of its RAM.
         sums: bool,
+        /// Its writable disks that are files.
+        #[serde(default)]
+        disks: Vec<KeptDisk>,
     },
     /// As a checkpoint; its RAM files are gone.
     InStore {
@@ -34,4 +39,36 @@ pub enum Kept {
         /// The image.
         image: String,
     },
+}
+
+/// A disk of a guest that has no process, and nobody's lock: the guest's memory knows it as
+/// it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptDisk {
+    /// Its file.
+    pub path: PathBuf,
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// When it was last written, in nanoseconds since 1970.
+    modified_ns: i128,
+}
+
+impl KeptDisk {
+    /// A disk as it is now; nothing where it is no regular file.
+    pub fn of(path: &Path) -> Option<Self> {
+        let data = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+        Some(Self {
+            path: path.to_owned(),
+            device: data.dev(),
+            inode: data.ino(),
+            bytes: data.len(),
+            modified_ns: i128::from(data.mtime()) * 1_000_000_000 + i128::from(data.mtime_nsec()),
+        })
+    }
+
+    /// Whether nobody has written it since, or put another in its place.
+    pub fn is_as_it_was(&self) -> bool {
+        Self::of(&self.path).is_some_and(|now| now == *self)
+    }
 }
