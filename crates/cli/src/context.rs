@@ -11,7 +11,7 @@ use dewar_guest_qemu::registry::{
     GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
-use dewar_guest_qemu::{QemuGuest, Qmp, QmpError, recover};
+use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, recover};
 use dewar_image::{Location, Store};
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
@@ -212,7 +212,11 @@ pub fn make_way(
     match folder.record() {
         Err(RegistryError::NoSuchGuest(_)) => {}
         Err(error) => return Err(error.into()),
-        Ok(record) if record.process.is_alive() => {
+        // One that was just killed takes a moment: its memory is freed.
+        Ok(record)
+            if record.process.is_alive()
+                && !(record.process.is_ending() && record.process.ends_within(END_WITHIN)) =>
+        {
             return Err(RegistryError::Exists(folder.name().to_owned()).into());
         }
         Ok(record) => {

@@ -35,6 +35,13 @@ impl ProcessId {
         Self::of(self.pid).is_some_and(|now| now.is_same(self))
     }
 
+    /// Whether its end has begun: its first thread is dead, while others still hold its
+    /// files.
+    pub fn is_ending(&self) -> bool {
+        let process = procfs::process::Process::new(self.pid);
+        process.and_then(|it| it.stat()).is_ok_and(|stat| "ZX".contains(stat.state))
+    }
+
     /// Whether both are one process, as far as is known.
     pub fn is_same(&self, other: &Self) -> bool {
         self.pid == other.pid && self.started == other.started && is_one(self.boot, other.boot)
