@@ -207,6 +207,8 @@ fn who_does_not_fit_is_refused_and_told_what_would() {
     let again = qos(&lab, "one", one.pid(), &[]);
     again.failed(1, &["another 'dewar qos'"]);
     // Admitted beyond the rule it gets what the kernel has left.
+    let others = [&one, &two].map(|sleeper| main_thread(sleeper.pid()));
+    wait_until("both", SOON, || others.iter().all(|thread| runtime(*thread).is_some()));
     qos(&lab, "three", three.pid(), &["--max", "50%", "--overcommit"]).done();
     let granted = runtime(main_thread(three.pid())).expect("reserved");
     assert!(granted < Duration::from_millis(15), "{granted:?}");
