@@ -3,7 +3,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::server::ServerState;
 use dewar_guest_qemu::registry::{Frozen, Kept};
-use dewar_image::{ImageError, Location};
+use dewar_image::{ImageError, ImageId, Location, Store};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +13,21 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     let DeleteArgs { which: ReferenceArgs { reference, store }, only_here } = args;
     let store = context.store(store.store.as_deref())?;
     let id = store.find(&reference)?;
-    // From here on nobody reads it; a restore that is over has its guest on record.
+    refuse_needed(context, &store, &id)?;
     let deletion = store.begin_deletion(&id)?;
+    // From here on nobody reads it; a restore that ended meanwhile has its guest on record.
+    refuse_needed(context, &store, &id)?;
+    deletion.finish(only_here).map_err(|error| match error {
+        ImageError::Store { .. } if !only_here => Failure::from(error)
+            .advice("--only-here leaves pages where a dirty store does not answer"),
+        error => Failure::from(error),
+    })?;
+    context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
+    Ok(())
+}
+
+/// That no guest of this host needs an image.
+fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), Failure> {
     let is_here = |other: &str| may_be_one(other, &store.url());
     for name in context.registry.names() {
         let folder = context.registry.guest(&name)?;
@@ -42,12 +55,6 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
                 .advice(format!("'dewar rm {name}' first")));
         }
     }
-    deletion.finish(only_here).map_err(|error| match error {
-        ImageError::Store { .. } if !only_here => Failure::from(error)
-            .advice("--only-here leaves pages where a dirty store does not answer"),
-        error => Failure::from(error),
-    })?;
-    context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
     Ok(())
 }
 
