@@ -145,6 +145,12 @@ fn a_restored_line_has_other_disks_and_fresh_ram() {
             &[0],
             "-m 1G -blockdev driver=file,node-name=f,filename=/o0 -blockdev driver=qcow2,node-name=d,file=f -device virtio-blk,drive=d",
         ),
+        // Media come last: an older Dewar, which knew none, numbered without them.
+        (
+            "-m 1G -cdrom cd.iso -hda a.img -fda f.img",
+            &[0],
+            "-m 1G -cdrom cd.iso -hda /o0 -fda f.img",
+        ),
         (
             "-m 1G -blockdev driver=raw,node-name=d,file.driver=file,file.filename=a.raw",
             &[0],

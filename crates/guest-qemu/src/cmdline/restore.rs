@@ -30,24 +30,19 @@ enum DiskForm {
     Format,
 }
 
-/// The disk files of a command line.
+/// The disk files of a command line. Checkpoints name disks by their numbers here, so
+/// that what a later version came to know of (media that can be taken out) comes last.
 ///
 /// # Errors
 /// Where an option cannot be read.
 pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
-    let mut places = Vec::new();
+    let (mut places, mut media) = (Vec::new(), Vec::new());
     for argument in arguments(line) {
         let value = argument.value.unwrap_or_default();
         let (path, form) = match argument.name {
             "" | "hda" | "hdb" | "hdc" | "hdd" | "cdrom" | "fda" | "fdb" | "sd" | "mtdblock"
             | "pflash" => (Some(value.to_owned()), DiskForm::Plain),
-            "drive" => {
-                let drive = Properties::parse(value)?;
-                match drive.get("file", "") {
-                    Some(path) => (Some(path), DiskForm::Drive),
-                    None => (nested_filename(&drive), DiskForm::Format),
-                }
-            }
+            "drive" => (Properties::parse(value)?.get("file", ""), DiskForm::Drive),
             "blockdev" => {
                 let node = Properties::parse(value)?;
                 let name = node.get("node-name", "").unwrap_or_default();
@@ -58,10 +53,13 @@ pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
             }
             _ => continue,
         };
-        if let Some(path) = path {
-            places.push(DiskPlace { at: argument.at, path, form });
+        let place = path.map(|path| DiskPlace { at: argument.at, path, form });
+        match argument.name {
+            "cdrom" | "fda" | "fdb" => media.extend(place),
+            _ => places.extend(place),
         }
     }
+    places.extend(media);
     Ok(places)
 }
 
