@@ -18,13 +18,9 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const FILE: &str = "server.json";
-/// Held by a guest's page server as long as it lives.
-const LOCK: &str = "server.lock";
-/// How long the server of a QEMU that was ended may take to end.
-const LOCK_WITHIN: Duration = Duration::from_secs(5);
 /// How long one page of a dirty store may keep the others waiting.
 const PATIENCE: Duration = Duration::from_millis(500);
 const READY: &str = "ready\n";
@@ -154,12 +150,16 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let dead: Vec<File> = args.dead.iter().filter_map(|path| File::open(path).ok()).collect();
     let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
     let Some(told) = told_to_go() else { return Ok(()) };
-    let _lock = lock(folder).map_err(|error| text(&error))?;
     let record = folder.record().map_err(|error| text(&error))?;
     let files = open_ram(&record).map_err(|error| text(&error))?;
     // Whoever told us may be dead, and another restore have begun.
     if !folder.record().is_ok_and(|now| now.process.is_same(&told)) {
         return Err("another QEMU has the guest's name now".to_owned());
+    }
+    // Two servers of one QEMU would not know of each other what has arrived.
+    let mine = |file: &File| flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if !files.iter().all(mine) {
+        return Err("another page server is at work".to_owned());
     }
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
@@ -192,20 +192,6 @@ fn told_to_go() -> Option<ProcessId> {
     let mut said = Vec::new();
     std::io::stdin().take(4096).read_to_end(&mut said).ok()?;
     serde_json::from_slice(&said).ok()
-}
-
-/// Two servers of one guest would not know of each other what has arrived.
-fn lock(folder: &GuestFolder) -> std::io::Result<File> {
-    let file = File::options().create(true).append(true).open(folder.file(LOCK))?;
-    let until = Instant::now() + LOCK_WITHIN;
-    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        if Instant::now() > until {
-            let why = format!("another page server is at work ({error})");
-            return Err(std::io::Error::other(why));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(file)
 }
 
 fn open_ram(record: &GuestRecord) -> std::io::Result<Vec<File>> {
