@@ -3,7 +3,7 @@
 
 use crate::QosError;
 use dewar_beat::{Line, MAX_LINE};
-use rustix::fs::{CWD, Mode, OFlags, fstat, open, renameat};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fstat, open, renameat_with};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -212,7 +212,9 @@ fn bind_for(path: &Path, user: u32) -> std::io::Result<UnixListener> {
         let listener = UnixListener::bind(&inside)?;
         fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
         lchown(&inside, Some(user), None)?;
-        renameat(&folder, "s", CWD, path).inspect_err(|_| drop(fs::remove_file(&inside)))?;
+        // Over nothing that is there.
+        renameat_with(&folder, "s", CWD, path, RenameFlags::NOREPLACE)
+            .inspect_err(|_| drop(fs::remove_file(&inside)))?;
         Ok(listener)
     };
     let bound = bind();
@@ -405,6 +407,8 @@ mod tests {
         let made = fs::symlink_metadata(&path).expect("stat");
         assert_eq!((made.uid(), made.mode() & 0o777), (65534, 0o600));
         assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 2);
+        listen(&victim, 0).expect_err("a file that is no socket");
+        assert_eq!(fs::read_to_string(&victim).expect("read"), "secret");
     }
 
     #[test]

@@ -78,8 +78,8 @@ pub struct SavedTask {
     reservation: Option<(u64, u64, bool)>,
 }
 
-/// What [`Entry::by`] says where CPU time is a control group's.
-/// What is promised [`Entry::by`] a control group's weight takes nothing from others.
+/// What [`Entry::by`] says where CPU time is a control group's: that takes nothing from
+/// what can be promised to others.
 pub const BY_WEIGHT: &str = "weight";
 
 /// A guest's entry.
