@@ -62,6 +62,13 @@ fn who_is_stopped_or_let_run_meanwhile_stays_so() {
     }
     guest.console.ask("verify").expect("consistent");
 
+    // Reset while it stands still, it is let run all the same: it boots.
+    let held = HeldCheckpoint::at(&lab, "g", "state-saved");
+    ask(&mut user, "system_reset", json!({}));
+    wait_until("the reset", Duration::from_secs(5), || status(&mut user) == "prelaunch");
+    let (_, _, said) = held.go_on();
+    assert_eq!(status(&mut user), "running", "{said}");
+
     // Whoever finds an old journal does not let run what its user has stopped.
     let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
     let guardian = held.guardian().expect("guardian");
@@ -208,7 +215,17 @@ fn a_snapshot_that_its_user_takes_is_not_left_behind() {
 #[test]
 fn a_device_that_comes_in_the_middle_is_in_no_checkpoint() {
     let lab = common::lab();
-    let (mut guest, mut user) = guest(&lab, &["-device", "qemu-xhci"]);
+    let devices = ["-device", "qemu-xhci", "-device", "virtio-scsi-pci"];
+    let (mut guest, mut user) = guest(&lab, &devices);
+    // A disk that came before is no hindrance, though its node is another meanwhile.
+    let late = lab.path().join("late.qcow2").display().to_string();
+    let line = ["create", "-q", "-f", "qcow2", &late, "16M"];
+    assert!(Command::new("qemu-img").args(line).status().expect("qemu-img").success());
+    let node = json!({"driver": "qcow2", "node-name": "late",
+        "file": {"driver": "file", "filename": late}});
+    ask(&mut user, "blockdev-add", node);
+    ask(&mut user, "device_add", json!({"driver": "scsi-hd", "id": "d", "drive": "late"}));
+    lab.dewar(&["checkpoint", "g"]).done();
     let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
     ask(&mut user, "device_add", json!({"driver": "usb-tablet", "id": "t"}));
     let (code, _, said) = held.go_on();

@@ -84,6 +84,7 @@ pub fn stop_and_save(
     checked: &GuestRecord,
 ) -> Result<Vec<u8>, HandoverError> {
     guest.flush()?;
+    crate::handover::refuse_what_is_under_way(guest)?;
     let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
     let journal = Journal { stopping: true, ..journal_of(qmp, false)? };
     journal.save(&folder)?;

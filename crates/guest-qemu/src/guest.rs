@@ -320,8 +320,6 @@ impl Guest for QemuGuest {
         place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError> {
-        // Now, since it takes longer than the guest should wait.
-        self.refuse_another_machine()?;
         let journal = self.journal()?;
         let cwd = self.record.folder.clone();
         let of: u64 = self.found.disks.iter().map(|disk| disk.info.virtual_bytes).sum();
@@ -350,10 +348,11 @@ impl Guest for QemuGuest {
     }
 
     fn finish(&mut self) -> Result<(), GuestError> {
-        if self.journal()?.held {
-            return Ok(());
+        if !self.journal()?.held {
+            self.put_back()?;
         }
-        self.put_back()
+        // Not sooner: it takes longer than the guest should wait, and disks had other nodes.
+        self.refuse_another_machine()
     }
 
     fn put_back(&mut self) -> Result<(), GuestError> {

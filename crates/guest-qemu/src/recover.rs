@@ -112,7 +112,8 @@ pub(crate) fn put_back_offline(folder: &GuestFolder) -> Result<(), RecoverError>
 /// another reason: it was shut down, say, or its user has moved it elsewhere.
 pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
     let is_ours = journal.was_running && journal.stopping || journal.held;
-    let stands_still = ["paused", "finish-migrate", "postmigrate"];
+    // The last where it was reset meanwhile; one that was not let run yet is none of ours.
+    let stands_still = ["paused", "finish-migrate", "postmigrate", "prelaunch"];
     if is_ours && stands_still.contains(&status(qmp)?.as_str()) {
         qmp.execute("cont", json!({}))?;
     }

@@ -22,7 +22,8 @@ pub(crate) fn stale_disk(
     };
     let real_of = |path: &str| real(path.strip_prefix("file:").unwrap_or(path));
     let places = disk_places(line).unwrap_or_default();
-    let named: Vec<PathBuf> = places.iter().map(|place| real_of(&place.path)).collect();
+    let paths = places.iter().filter_map(|place| file_of(&place.path)).chain(nested_files(line));
+    let named: Vec<PathBuf> = paths.map(|path| real_of(&path)).collect();
     let drives = drives(line);
     let blocks = qmp.execute("query-block", json!({}))?;
     let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
@@ -49,12 +50,24 @@ fn file_of(name: &str) -> Option<String> {
     let Some(options) = name.strip_prefix("json:") else {
         return (!name.contains("://")).then(|| name.to_owned());
     };
-    let options: Value = serde_json::from_str(options).ok()?;
-    let mut node = &options;
-    while node["file"].is_object() {
-        node = &node["file"];
+    bottom_of(&serde_json::from_str(options).ok()?)
+}
+
+fn bottom_of(node: &Value) -> Option<String> {
+    match &node["file"] {
+        below @ Value::Object(_) => bottom_of(below),
+        _ => Some(node["filename"].as_str()?.to_owned()),
     }
-    Some(node["filename"].as_str()?.to_owned())
+}
+
+/// Files that are named below the second level: behind a filter, say.
+fn nested_files(line: &[String]) -> Vec<String> {
+    let of = |it: &crate::cmdline::Argument<'_>| match Properties::parse(it.value?).ok()? {
+        Properties::Json(map) => bottom_of(&Value::Object(map)),
+        pairs => pairs.get("file.file.filename", "").or(pairs.get("file.filename", "")),
+    };
+    let all = arguments(line);
+    all.iter().filter(|it| ["drive", "blockdev"].contains(&it.name)).filter_map(of).collect()
 }
 
 /// The files of the drives that have names.

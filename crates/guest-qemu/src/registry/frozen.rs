@@ -47,7 +47,7 @@ pub enum Kept {
 pub struct KeptDisk {
     /// Its file.
     pub path: PathBuf,
-    device: u64,
+    // Not its device: a network share has another number each time that it is mounted.
     inode: u64,
     bytes: u64,
     /// When it was last written, in nanoseconds since 1970.
@@ -60,7 +60,6 @@ impl KeptDisk {
         let data = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
         Some(Self {
             path: path.to_owned(),
-            device: data.dev(),
             inode: data.ino(),
             bytes: data.len(),
             modified_ns: i128::from(data.mtime()) * 1_000_000_000 + i128::from(data.mtime_nsec()),
