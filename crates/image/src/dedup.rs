@@ -259,7 +259,8 @@ mod tests {
         let (root, counts) = writer.finish_memory(0).expect("table");
         let (state, hot) =
             (writer.put_blob(&[]).expect("blob"), writer.put_blob(&[]).expect("blob"));
-        let memory = crate::MemoryRecord { pages: 2, root, regions: vec![], counts };
+        let regions = vec![crate::RegionRecord { name: "ram".into(), pages: 2 }];
+        let memory = crate::MemoryRecord { pages: 2, root, regions, counts };
         let record = crate::Record::new("g", memory, state, hot);
         let record = writer.commit(record, vec![]).expect("commit");
         let image = store.open_image(&record.id).expect("open");
