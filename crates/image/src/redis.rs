@@ -112,9 +112,12 @@ impl Shared {
     }
 
     fn put_large(&self, name: &str, bytes: &[u8], only_new: bool) -> Result<(), ImageError> {
-        let mut note = cmd(if only_new { "HSET" } else { "HSETNX" });
-        note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
-        self.ask::<()>("write", name, &note)?;
+        let note = |command| {
+            let mut note = cmd(command);
+            note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
+            self.ask::<()>("write", name, &note)
+        };
+        note(if only_new { "HSET" } else { "HSETNX" })?;
         let mut set = cmd("SET");
         set.arg(self.key(name)).arg(bytes);
         if only_new {
@@ -126,9 +129,7 @@ impl Shared {
             return Err(self.pool.error("write", name, "there is another object by this name"));
         }
         if !only_new {
-            note = cmd("HSET");
-            note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
-            self.ask::<()>("write", name, &note)?;
+            note("HSET")?;
         }
         Ok(())
     }
