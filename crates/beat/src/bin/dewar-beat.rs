@@ -108,7 +108,7 @@ fn pass_on(pace: &mut Pace, mut input: impl BufRead) -> io::Result<()> {
         }
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             let text = part.strip_suffix(b"\n").unwrap_or(part);
-            line.extend(text.iter().take(MISSED.len() + 1 - line.len().min(MISSED.len() + 1)));
+            line.extend(text.iter().take(MISSED.len() + 1 - line.len()));
             if text.len() < part.len() {
                 job(pace, &line);
                 line.clear();
