@@ -99,12 +99,18 @@ fn a_migration_of_its_users_is_left_alone() {
         wait_until("its end", Duration::from_secs(20), || migration(user) == "cancelled");
     };
     cancel(&mut user);
-    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
-    ask(&mut user, "migrate", nowhere.clone());
-    let (code, _, said) = held.go_on();
-    assert!(code != 0 && said.contains("a migration of it is under way"), "{code}: {said}");
-    assert_eq!(migration(&mut user), "active");
-    cancel(&mut user);
+    // And one that begins while Dewar is at work.
+    for (verb, step) in
+        [("checkpoint", "bulk-done"), ("upgrade", "armed"), ("freeze", "stopping the guest")]
+    {
+        let held = HeldCheckpoint::at_with(&lab, &[verb, "g"], step);
+        ask(&mut user, "migrate", nowhere.clone());
+        let (code, _, said) = held.go_on();
+        let is_told = said.contains("a migration of it is under way");
+        assert!(code != 0 && is_told, "{verb}: {code}: {said}");
+        assert_eq!(migration(&mut user), "active", "{verb}");
+        cancel(&mut user);
+    }
 
     // One that is over before we would have stopped it: all of it went, and it
     // does not run here again.
@@ -156,15 +162,20 @@ fn a_disk_that_is_unplugged_meanwhile_keeps_what_was_written() {
     guest.console.ask("verify").expect("consistent");
 }
 
+/// The block node on which the guest's disk stands.
+fn disk_node(user: &mut Qmp) -> Value {
+    let blocks = ask(user, "query-block", json!({}));
+    let disk = blocks.as_array().into_iter().flatten().find(|it| it["inserted"]["ro"] == false);
+    disk.expect("a disk")["inserted"]["node-name"].clone()
+}
+
 /// Puts an overlay that names no backing file on top of the guest's disk.
 fn snapshot(lab: &Lab, user: &mut Qmp) {
     let path = lab.path().join("snapshot.qcow2").display().to_string();
     let _ = std::fs::remove_file(&path);
     let line = ["create", "-q", "-f", "qcow2", &path, "64M"];
     assert!(Command::new("qemu-img").args(line).status().expect("qemu-img").success());
-    let blocks = ask(user, "query-block", json!({}));
-    let disk = blocks.as_array().into_iter().flatten().find(|it| it["inserted"]["ro"] == false);
-    let node = disk.expect("a disk")["inserted"]["node-name"].clone();
+    let node = disk_node(user);
     let overlay = json!({"driver": "qcow2", "node-name": "snap", "backing": null,
         "file": {"driver": "file", "filename": path}});
     ask(user, "blockdev-add", overlay);
@@ -173,9 +184,7 @@ fn snapshot(lab: &Lab, user: &mut Qmp) {
 
 /// Takes the overlay away again, with what was written to it.
 fn commit(user: &mut Qmp) {
-    let blocks = ask(user, "query-block", json!({}));
-    let disk = blocks.as_array().into_iter().flatten().find(|it| it["inserted"]["ro"] == false);
-    assert_eq!(disk.expect("a disk")["inserted"]["node-name"], "snap");
+    assert_eq!(disk_node(user), "snap");
     let job = json!({"job-id": "c", "device": "snap", "auto-dismiss": true});
     ask(user, "block-commit", job);
     let jobs = |user: &mut Qmp| ask(user, "query-jobs", json!({})).to_string();
@@ -293,7 +302,7 @@ fn a_server_whose_restore_died_serves_no_other_guest() {
     let second = id(&lab.dewar(&["checkpoint", "g", "--full"]).done().stdout);
     lab.crash("g");
     let held = HeldCheckpoint::at_with(&lab, &["restore", &first], "starting QEMU");
-    let orphan = server_of(held.pid);
+    let orphan = held.started("__serve").expect("a page server");
     kill(orphan, Signal::STOP);
     kill(held.pid, Signal::CONT);
     let record = lab.root().join("guests/g/guest.json");
@@ -313,16 +322,4 @@ fn a_server_whose_restore_died_serves_no_other_guest() {
     let saved = image_hashes(&lab, &ImageId(second));
     let wrong = (0..ram.len()).filter(|page| saved[*page] != ram[*page]).count();
     assert_eq!(wrong, 0, "pages that are not the checkpoint's");
-}
-
-/// The page server that a restore has started.
-fn server_of(restore: i32) -> i32 {
-    let tasks = std::fs::read_to_string(format!("/proc/{restore}/task/{restore}/children"));
-    let serves = |pid: &i32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains("__serve")
-    };
-    let children = tasks.expect("children");
-    let mut all = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    all.find(serves).expect("a page server")
 }

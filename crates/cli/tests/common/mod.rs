@@ -64,9 +64,14 @@ impl HeldCheckpoint {
 
     /// The process that watches over it.
     pub fn guardian(&self) -> Option<i32> {
+        self.started("__guardian")
+    }
+
+    /// The process that it started with this verb.
+    pub fn started(&self, verb: &str) -> Option<i32> {
         children(self.pid).into_iter().find(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains("__guardian")
+            String::from_utf8_lossy(&line).contains(verb)
         })
     }
 }
