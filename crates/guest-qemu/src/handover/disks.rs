@@ -62,33 +62,34 @@ fn bottom_of(node: &Value) -> Option<String> {
 
 /// Files that are named below the second level: behind a filter, say.
 fn nested_files(line: &[String]) -> Vec<String> {
-    let of = |it: &crate::cmdline::Argument<'_>| match Properties::parse(it.value?).ok()? {
+    let of = |it: Properties| match it {
         Properties::Json(map) => bottom_of(&Value::Object(map)),
         pairs => pairs.get("file.file.filename", "").or(pairs.get("file.filename", "")),
     };
-    let all = arguments(line);
-    all.iter().filter(|it| ["drive", "blockdev"].contains(&it.name)).filter_map(of).collect()
+    let all = ["drive", "blockdev"].into_iter().flat_map(|name| options_of(line, name));
+    all.filter_map(of).collect()
 }
 
 /// The files of the drives that have names.
 fn drives(line: &[String]) -> HashMap<String, String> {
-    let options = |name| {
-        let all = arguments(line).into_iter().filter(move |it| it.name == name);
-        all.filter_map(|it| Properties::parse(it.value?).ok())
-    };
-    let drive = |it: Properties| Some((it.get("id", "")?, it.get("file", "")?));
-    options("drive").filter_map(drive).collect()
+    let drive = |it: &Properties| Some((it.get("id", "")?, file_of(&it.get("file", "")?)?));
+    options_of(line, "drive").iter().filter_map(drive).collect()
 }
 
 /// The block nodes that devices of the line stand on, by its own words.
 fn nodes_of_devices(line: &[String]) -> Vec<String> {
     let of = |name: &str, key: &str| -> Vec<String> {
-        let all = arguments(line);
-        let all = all.iter().filter(|it| it.name == name);
-        all.filter_map(|it| Properties::parse(it.value?).ok()?.get(key, "")).collect()
+        options_of(line, name).iter().filter_map(|it| it.get(key, "")).collect()
     };
     let nodes = of("blockdev", "node-name");
     of("device", "drive").into_iter().filter(|drive| nodes.contains(drive)).collect()
+}
+
+/// What is said with all options of a name.
+fn options_of(line: &[String], name: &str) -> Vec<Properties> {
+    let all = arguments(line);
+    let all = all.iter().filter(|it| it.name == name);
+    all.filter_map(|it| Properties::parse(it.value?).ok()).collect()
 }
 
 #[cfg(test)]
