@@ -101,7 +101,6 @@ pub fn plan_revival(
     regions: &[(String, u64)],
     folder: &GuestFolder,
     ram_path: impl Fn(&str) -> PathBuf,
-    lazy: bool,
 ) -> Result<Revival, ReviveError> {
     let machine: Machine = serde_json::from_value(machine)?;
     let places = disk_places(&machine.arguments)?.len();
@@ -113,8 +112,8 @@ pub fn plan_revival(
         overlays.insert(disk.place, overlay_path(folder, index));
     }
     let socket = folder.file("qmp.sock");
-    let plan =
-        plan_restore(&machine.arguments, &socket, ram_path, &overlays, &machine.machine, lazy)?;
+    let (line, kind) = (&machine.arguments, &machine.machine);
+    let plan = plan_restore(line, &socket, ram_path, &overlays, kind, &machine.folder)?;
     let planned = order_regions(&plan.run.regions, regions)?;
     let mut made = Vec::new();
     for disk in &machine.disks {

@@ -116,10 +116,11 @@ fn what_cannot_be_taken_is_refused_with_its_reason() {
     }
 }
 
-fn restore(line: &str, disks: &[usize], lazy: bool) -> (String, String) {
+fn restore(line: &str, disks: &[usize]) -> (String, String) {
     let overlays: HashMap<usize, PathBuf> =
         disks.iter().map(|place| (*place, PathBuf::from(format!("/o{place}")))).collect();
-    let plan = plan_restore(&words(line), Path::new("/q"), ram, &overlays, "pc-q35-7.2", lazy)
+    let folder = Path::new("/nowhere");
+    let plan = plan_restore(&words(line), Path::new("/q"), ram, &overlays, "pc-q35-7.2", folder)
         .expect(line);
     (plan.line.join(" "), plan.run.arguments.join(" "))
 }
@@ -156,9 +157,36 @@ fn a_restored_line_has_other_disks_and_fresh_ram() {
             &[0],
             "-m 1G -blockdev driver=qcow2,node-name=d,file.driver=file,file.filename=/o0",
         ),
+        // What an option says of the content would be believed before the overlay's header.
+        (
+            r#"-m 1G -blockdev {"driver":"file","node-name":"f","filename":"a.qcow2"} -blockdev {"backing":null,"driver":"qcow2","file":"f","node-name":"d"}"#,
+            &[0],
+            r#"-m 1G -blockdev {"driver":"file","filename":"/o0","node-name":"f"} -blockdev {"driver":"qcow2","file":"f","node-name":"d"}"#,
+        ),
+        (
+            "-m 1G -blockdev driver=file,node-name=f,filename=a -blockdev raw,node-name=d,file=f,offset=512,size=1M",
+            &[0],
+            "-m 1G -blockdev driver=file,node-name=f,filename=/o0 -blockdev qcow2,node-name=d,file=f",
+        ),
+        (
+            "-m 1G -drive driver=qcow2,file=a.qcow2,backing.file.filename=b.qcow2,backing.driver=qcow2",
+            &[0],
+            "-m 1G -drive file=/o0,format=qcow2",
+        ),
+        // A block device's content is in a file now.
+        (
+            "-m 1G -blockdev host_device,node-name=f,filename=/dev/vg/a -blockdev raw,node-name=d,file=f",
+            &[0],
+            "-m 1G -blockdev file,node-name=f,filename=/o0 -blockdev qcow2,node-name=d,file=f",
+        ),
+        (
+            r#"-m 1G -blockdev {"driver":"raw","file":{"driver":"host_device","filename":"/dev/vg/a"},"node-name":"d"}"#,
+            &[0],
+            r#"-m 1G -blockdev {"driver":"qcow2","file":{"driver":"file","filename":"/o0"},"node-name":"d"}"#,
+        ),
     ] {
         assert!(disks.iter().all(|place| *place < disk_places(&words(line)).expect(line).len()));
-        let (own, run) = restore(line, disks, false);
+        let (own, run) = restore(line, disks);
         assert_eq!(own, expected);
         assert_eq!(
             run,
@@ -168,11 +196,22 @@ fn a_restored_line_has_other_disks_and_fresh_ram() {
 }
 
 #[test]
-fn a_lazily_restored_line_preallocates_nothing() {
+fn a_restored_guest_writes_on_in_its_logs_and_waits_for_nobody() {
+    let line = "-m 1G -chardev file,id=l,path=log -chardev socket,id=s,path=s,server=on -S -incoming tcp:0:4444";
+    let (own, run) = restore(line, &[]);
+    assert_eq!(own, line);
+    let (start, _) = run.split_once(" -machine").expect("a machine");
+    assert_eq!(
+        start,
+        "-m 1G -chardev file,id=l,path=log,append=on -chardev socket,id=s,path=s,server=on,wait=off"
+    );
+}
+
+#[test]
+fn a_restored_line_preallocates_nothing() {
     let (_, run) = restore(
         "-mem-prealloc -object memory-backend-file,id=m,size=1G,mem-path=/dev/shm/x,share=on,prealloc=on -machine memory-backend=m",
         &[],
-        true,
     );
     assert_eq!(
         run,

@@ -144,7 +144,8 @@ impl Rewriter<'_> {
         let with = |value: String| Ok(vec![option.clone(), value]);
         match argument.name {
             "S" | "mem-prealloc" => Ok(Vec::new()),
-            "loadvm" => Ok(Vec::new()),
+            // It was started so; its state comes from elsewhere now.
+            "loadvm" | "incoming" => Ok(Vec::new()),
             "object" => with(without_prealloc(value)?),
             "chardev" => {
                 let mut device = Properties::parse(value)?;

@@ -1,6 +1,7 @@
 //! The command line of a restored guest: the user's own, with other RAM files
 //! and other disk files.
 
+use super::exclusive::{Descriptors, take_over};
 use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
 use super::options::{Properties, Unsupported, arguments};
@@ -79,21 +80,22 @@ pub struct RestorePlan {
     pub run: RunPlan,
 }
 
-/// Plans the command line of a restored guest: `line` as it was saved, RAM in
-/// files that `ram_path` names, each disk of `overlays` (by its place's index
-/// in [`disk_places`]) replaced by a qcow2 file. The machine type is pinned to
+/// Plans the command line of a restored guest: `line` as it was saved, to be started in
+/// `folder`, RAM in files that `ram_path` names, each disk of `overlays` (by its place's
+/// index in [`disk_places`]) replaced by a qcow2 file. The machine type is pinned to
 /// `machine`, the versioned name that it had: a newer QEMU's `q35` is another
-/// machine, and would not take the saved state.
+/// machine, and would not take the saved state. Logs are appended to, as in any other
+/// QEMU that goes on with a guest ([`take_over`]).
 ///
 /// # Errors
-/// As [`plan_run`].
+/// As [`plan_run`], and where it needs what only the QEMU before had.
 pub fn plan_restore(
     line: &[String],
     qmp: &Path,
     ram_path: impl Fn(&str) -> PathBuf,
     overlays: &HashMap<usize, PathBuf>,
     machine: &str,
-    lazy: bool,
+    folder: &Path,
 ) -> Result<RestorePlan, Unsupported> {
     let mut line = line.to_vec();
     let places = disk_places(&line)?;
@@ -104,22 +106,11 @@ pub fn plan_restore(
     }
     move_heartbeats(&mut line, &qmp.with_file_name(PORT_FILE))?;
     let own_line = line.clone();
+    let scratch = qmp.parent().unwrap_or(Path::new("/"));
+    line = take_over(&line, folder, scratch, None, &Descriptors::new())?.line;
     // The saved command line may name files of RAM that belong to another
     // guest, or to nobody: every backend gets a file of its own.
-    line = change_backends(&line, |object| {
-        object.remove("mem-path");
-        if lazy {
-            object.remove("prealloc");
-        }
-    })?;
-    if lazy {
-        let bare = arguments(&line)
-            .iter()
-            .filter(|argument| argument.name == "mem-prealloc")
-            .map(|argument| argument.at)
-            .collect::<Vec<_>>();
-        bare.into_iter().rev().for_each(|at| drop(line.remove(at)));
-    }
+    line = change_backends(&line, |object| object.remove("mem-path"))?;
     line.extend(["-machine".to_owned(), format!("type={machine}")]);
     let mut run = plan_run(&line, qmp, ram_path)?;
     run.arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
@@ -166,22 +157,32 @@ fn replace_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<()
         DiskForm::Drive => {
             let mut drive = Properties::parse(&line[place.at + 1])?;
             drive.set("file", file, Value::from(file));
+            drive.remove("driver");
             drive.set("format", "qcow2", Value::from("qcow2"));
+            forget_content(&mut drive);
             line[place.at + 1] = drive.to_string();
         }
         DiskForm::Protocol { node } => {
             let mut protocol = Properties::parse(&line[place.at + 1])?;
             protocol.set("filename", file, Value::from(file));
+            // It may have been a block device.
+            protocol.set_implied("driver", "file");
             line[place.at + 1] = protocol.to_string();
             set_format(line, node)?;
         }
         DiskForm::Format => {
             let mut format = Properties::parse(&line[place.at + 1])?;
             match &mut format {
-                Properties::Json(map) => map["file"]["filename"] = Value::from(file),
-                pairs => pairs.set("file.filename", file, Value::Null),
+                Properties::Json(map) => {
+                    map["file"]["filename"] = Value::from(file);
+                    map["file"]["driver"] = Value::from("file");
+                }
+                pairs => {
+                    pairs.set("file.filename", file, Value::Null);
+                    pairs.set("file.driver", "file", Value::Null);
+                }
             }
-            format.set_implied("driver", "qcow2");
+            make_qcow2(&mut format);
             line[place.at + 1] = format.to_string();
         }
     }
@@ -202,8 +203,29 @@ fn set_format(line: &mut [String], node: &str) -> Result<(), Unsupported> {
         .collect();
     for at in above {
         let mut format = Properties::parse(&line[at])?;
-        format.set_implied("driver", "qcow2");
+        make_qcow2(&mut format);
         line[at] = format.to_string();
     }
     Ok(())
+}
+
+fn make_qcow2(format: &mut Properties) {
+    format.set_implied("driver", "qcow2");
+    forget_content(format);
+}
+
+/// Takes away what an option says of where a disk's content is and how it is read: the
+/// overlay's own header says it, and an option would be believed before it.
+fn forget_content(disk: &mut Properties) {
+    const OF_CONTENT: [&str; 6] =
+        ["backing", "data-file", "encrypt", "key-secret", "offset", "size"];
+    let is_of_content = |key: &str| {
+        OF_CONTENT.iter().any(|it| {
+            key.strip_prefix(it).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    match disk {
+        Properties::Pairs(pairs) => pairs.retain(|(key, _)| !is_of_content(key)),
+        Properties::Json(map) => map.retain(|key, _| !is_of_content(key)),
+    }
 }
