@@ -50,7 +50,9 @@ pub use forwards::Forward;
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
-pub(crate) use plan::{named_ram, plan_on_its_ram, refuse_what_changed, refuse_what_is_under_way};
+pub(crate) use plan::{
+    ASLEEP, named_ram, plan_on_its_ram, refuse_what_changed, refuse_what_is_under_way,
+};
 
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;
@@ -167,22 +169,15 @@ impl Handover {
     }
 
     fn connect_old(&self) -> Option<Qmp> {
-        connect_to(&self.old_socket, &self.old)
+        Qmp::connect_to(&self.old_socket, &self.old).ok()
     }
 
     /// Connects to the new QEMU, under whichever name its socket has by now.
     fn connect_new(&self, folder: &GuestFolder) -> Option<Qmp> {
         let new = self.new.as_ref()?;
-        connect_to(&folder.file(SOCKET), new).or_else(|| connect_to(&self.next.qmp, new))
+        let connect = |socket: &Path| Qmp::connect_to(socket, new).ok();
+        connect(&folder.file(SOCKET)).or_else(|| connect(&self.next.qmp))
     }
-}
-
-/// Connects to this very process, and to no other that took the socket over.
-fn connect_to(socket: &Path, process: &ProcessId) -> Option<Qmp> {
-    if !process.is_alive() {
-        return None;
-    }
-    Qmp::connect(socket).ok().filter(|qmp| qmp.peer_pid().is_ok_and(|pid| pid == process.pid))
 }
 
 /// Whether a hand-over was begun and not finished.
@@ -342,7 +337,8 @@ fn back(
 /// command line names our socket.
 fn end_strays(folder: &GuestFolder, handover: &Handover) {
     if let Some(new) = &handover.new {
-        return kill(new);
+        kill(new);
+        return;
     }
     // The old one was itself started so, if it has the guest from a hand-over.
     crate::launch::end_strays(&folder.file(SOCKET), Some(&handover.old));

@@ -1,7 +1,13 @@
 //! QMP, QEMU's control protocol: one JSON object a line, file descriptors
 //! beside them (docs/interop/qmp-spec in QEMU's sources).
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use crate::registry::ProcessId;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, sendmsg, socket_with,
+};
 use serde_json::{Value, json};
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -29,6 +35,9 @@ pub enum QmpError {
         /// In how long.
         within: Duration,
     },
+    /// It answers, but it is another than was meant.
+    #[error("another process ({0}) answers on its QMP socket")]
+    Stranger(i32),
     /// Another program holds the QMP socket.
     #[error("QEMU does not greet on its QMP socket: another program is connected to it")]
     Busy,
@@ -60,8 +69,26 @@ impl Qmp {
     /// # Errors
     /// Where nobody listens, or somebody else is connected.
     pub fn connect(path: &Path) -> Result<Self, QmpError> {
-        let mut qmp = Self::over(UnixStream::connect(path)?);
-        match qmp.message(Instant::now() + GREET_WITHIN) {
+        Self::over(stream_to(path)?).greeted()
+    }
+
+    /// The same with this very process, and with no other that took its socket's name.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`], and [`QmpError::Stranger`].
+    pub fn connect_to(path: &Path, process: &ProcessId) -> Result<Self, QmpError> {
+        if !process.is_alive() {
+            return Err(QmpError::Closed);
+        }
+        let qmp = Self::over(stream_to(path)?);
+        match qmp.peer_pid()? {
+            pid if pid == process.pid => qmp.greeted(),
+            pid => Err(QmpError::Stranger(pid)),
+        }
+    }
+
+    fn greeted(mut self) -> Result<Self, QmpError> {
+        match self.message(Instant::now() + GREET_WITHIN) {
             Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
             Ok(Some(other)) => {
                 return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());
@@ -69,8 +96,8 @@ impl Qmp {
             Ok(None) => return Err(QmpError::Busy),
             Err(error) => return Err(error),
         }
-        qmp.execute("qmp_capabilities", json!({}))?;
-        Ok(qmp)
+        self.execute("qmp_capabilities", json!({}))?;
+        Ok(self)
     }
 
     /// Takes over a connection whose user died; what it left unread, perhaps
@@ -203,6 +230,24 @@ impl Qmp {
             }
         }
     }
+}
+
+/// Connects, for no longer than a greeting may take: QEMU lets one client wait beside the
+/// one that it serves, and connect(2) waits for room for as long as it is let.
+fn stream_to(path: &Path) -> Result<UnixStream, QmpError> {
+    let kernels = |error: Errno| QmpError::Socket(error.into());
+    let flags = SocketFlags::CLOEXEC;
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(kernels)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(GREET_WITHIN)).map_err(kernels)?;
+    let address = SocketAddrUnix::new(path).map_err(kernels)?;
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => return Err(QmpError::Busy),
+        Err(error) => return Err(kernels(error)),
+    }
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_WITHIN)).map_err(kernels)?;
+    Ok(UnixStream::from(socket))
 }
 
 impl AsFd for Qmp {

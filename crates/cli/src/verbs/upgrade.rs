@@ -145,7 +145,9 @@ fn explain(failure: Failure, health: &Health) -> Failure {
 
 fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(), Failure> {
     let record = &moved.record;
-    let found = Qmp::connect(&record.qmp).ok().and_then(|mut qmp| discover(&mut qmp, record).ok());
+    let found = Qmp::connect_to(&record.qmp, &record.process)
+        .ok()
+        .and_then(|mut qmp| discover(&mut qmp, record).ok());
     let after = found.map_or_else(|| "?".to_owned(), |found: Discovered| found.version);
     let stood = moved.downtime_ms.map(|ms| format!(", standing still for {ms} ms"));
     let mut text = format!(

@@ -3,7 +3,7 @@
 use super::fate::{Fate, fate};
 use super::tap::TapKeeper;
 use super::{
-    Handover, HandoverError, Plan, SOCKET, Stage, back, connect_to, forward, refuse_what_changed,
+    Handover, HandoverError, Plan, SOCKET, Stage, back, forward, refuse_what_changed,
     refuse_what_is_under_way,
 };
 use crate::discover::{map_ram_files, maps_file};
@@ -220,7 +220,7 @@ impl Drop for Waiting<'_> {
             let mut other = None;
             let usable = self.guest.qmp.execute("query-status", json!({})).is_ok();
             if !usable {
-                other = connect_to(&self.handover.old_socket, &self.handover.old);
+                other = self.handover.connect_old();
             }
             let old = if usable { Some(&mut self.guest.qmp) } else { other.as_mut() };
             let _ = back(&folder, &self.handover, old);
