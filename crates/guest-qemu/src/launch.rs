@@ -225,13 +225,14 @@ fn printed_since(log: &Path, start: u64) -> Option<String> {
     (!text.is_empty()).then(|| text.replace('\n', "; "))
 }
 
-/// Ends a process by SIGKILL and waits until it is gone.
-pub(crate) fn kill(process: &ProcessId) {
-    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return };
+/// Ends a process by SIGKILL and waits until it is gone; says whether it is. One that waits
+/// for a device that does not answer may stay.
+pub fn kill(process: &ProcessId) -> bool {
+    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return !process.is_alive() };
     if process.is_alive() {
         let _ = handle.kill();
-        process.ends_within(ENDS_WITHIN);
     }
+    process.ends_within(ENDS_WITHIN)
 }
 
 /// Ends QEMUs that were to offer this socket and that nobody knows of: their
@@ -241,7 +242,9 @@ pub(crate) fn end_strays(socket: &Path, known: Option<&ProcessId>) {
     // One that was just forked may not have its own command line yet.
     for _ in 0..3 {
         let strays = processes_naming(socket);
-        strays.iter().filter(|stray| !known.is_some_and(|it| it.is_same(stray))).for_each(kill);
+        for stray in strays.iter().filter(|stray| !known.is_some_and(|it| it.is_same(stray))) {
+            kill(stray);
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,13 +1,12 @@
 use crate::args::RunArgs;
-use crate::context::{Context, connect, make_way, qmp_failure};
+use crate::context::{Context, make_way};
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
-use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
+use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
-use dewar_kernel::{Pid, ProcessHandle};
 use dewar_units::ByteSize;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -85,12 +84,7 @@ fn take(folder: &GuestFolder, record: &mut GuestRecord, mut qmp: Qmp) -> Result<
 
 /// Ends a guest that was refused, before it did anything.
 fn end(folder: &GuestFolder, record: &GuestRecord) {
-    if let Ok(process) = ProcessHandle::open(Pid(record.process.pid)) {
-        let _ = process.kill();
-        while !process.has_ended() {
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
-    }
+    kill(&record.process);
     let _ = folder.remove_ram(record);
     // Whatever else is in the folder may be the disks of a guest before it.
     let _ = folder.remove("guest.json");
@@ -152,12 +146,4 @@ fn refuse_stale_disks(arguments: &[String], here: &Path) -> Result<(), Failure> 
         }
     }
     Ok(())
-}
-
-/// Ends QEMU by its own command.
-pub fn quit(record: &GuestRecord) -> Result<(), Failure> {
-    connect(record)?
-        .execute("quit", json!({}))
-        .map(drop)
-        .map_err(|error| qmp_failure(record, &error))
 }

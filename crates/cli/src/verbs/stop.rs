@@ -1,9 +1,8 @@
 use crate::args::StopArgs;
 use crate::context::{Context, connect, qmp_failure};
-use crate::failure::Failure;
-use crate::verbs::run::quit;
+use crate::failure::{Code, Failure};
+use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::GuestRecord;
-use dewar_kernel::{Pid, ProcessHandle};
 use serde_json::json;
 use std::time::Duration;
 
@@ -47,15 +46,15 @@ pub fn await_server(record: &GuestRecord) {
 
 /// Ends QEMU: by its own command, and by SIGKILL where it does not obey.
 pub fn end(record: &GuestRecord) -> Result<(), Failure> {
-    let asked = quit(record);
-    if asked.is_ok() && record.process.ends_within(QUIT_WITHIN) {
+    let asked = connect(record).map(|mut qmp| qmp.execute("quit", json!({})));
+    if asked.is_ok_and(|said| said.is_ok()) && record.process.ends_within(QUIT_WITHIN) {
         return Ok(());
     }
-    if let Ok(process) = ProcessHandle::open(Pid(record.process.pid)) {
-        if record.process.is_alive() {
-            let _ = process.kill();
-        }
+    if kill(&record.process) {
+        return Ok(());
     }
-    record.process.ends_within(QUIT_WITHIN);
-    Ok(())
+    let what = format!("process {} of '{}' does not end", record.process.pid, record.name);
+    Err(Failure::new(Code::Attention, what)
+        .state("it was killed, and the kernel still waits for it: for a disk, as a rule")
+        .advice("try again when it is gone; its memory and its disks were left alone"))
 }
