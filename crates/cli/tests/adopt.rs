@@ -115,6 +115,49 @@ fn what_is_missing_is_said_exactly_and_nothing_is_changed() {
     lab.dewar(&["adopt", "x", "--qmp", "/nowhere"]).failed(1, &["/nowhere"]);
 }
 
+/// A QEMU that took the socket of another is another guest.
+#[test]
+fn who_answers_on_a_guests_socket_may_be_another() {
+    let lab = common::lab();
+    let ram = format!("/dev/shm/adopt-test-{}-twice", std::process::id());
+    let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
+    let options = ["-object", &object, "-machine", "memory-backend=m"];
+    let (mut first, qmp) = start(&lab, "a", &options, None);
+    lab.dewar(&["adopt", "a", "--qmp", &qmp.display().to_string()]).done();
+    std::fs::remove_file(&qmp).expect("its name");
+    let own = format!("unix:{},server=on,wait=off", qmp.display());
+    let (mut second, _) = start(&lab, "b", &["-qmp", &own], None);
+    wait_until("the second's socket", Duration::from_secs(20), || qmp.exists());
+    for words in [&["stop", "a"][..], &["checkpoint", "a"], &["freeze", "a"]] {
+        lab.dewar(words).failed(1, &["another process"]);
+    }
+    for child in [&mut first, &mut second] {
+        assert!(child.try_wait().expect("wait").is_none(), "it runs on");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+    let _ = std::fs::remove_file(&ram);
+}
+
+#[test]
+fn paths_that_a_qemu_left_behind_are_told() {
+    let lab = common::lab();
+    let ram = format!("/dev/shm/adopt-test-{}-daemon", std::process::id());
+    let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
+    let pid_file = lab.path().join("pid");
+    let path = pid_file.display().to_string();
+    let mut options = vec!["-object", &object, "-machine", "memory-backend=m", "-daemonize"];
+    options.extend(["-pidfile", &path, "-serial", "file:here.log"]);
+    let (mut child, qmp) = start(&lab, "d", &options, None);
+    child.wait().expect("wait");
+    lab.dewar(&["adopt", "d", "--qmp", &qmp.display().to_string()])
+        .failed(4, &["'here.log'", "cannot be known", "was not touched"]);
+    let pid = std::fs::read_to_string(&pid_file).expect("pid").trim().parse().expect("pid");
+    kill(pid, Signal::KILL);
+    wait_while_alive(pid);
+    let _ = std::fs::remove_file(&ram);
+}
+
 #[test]
 fn ram_in_a_nameless_file_is_found() {
     let lab = common::lab();

@@ -4,6 +4,7 @@
 //! Everything that is not understood is passed on untouched.
 
 mod exclusive;
+mod files;
 mod heartbeats;
 mod memory;
 mod old_style;
@@ -11,6 +12,7 @@ mod options;
 mod restore;
 
 pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, take_over};
+pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;

@@ -2,6 +2,7 @@ use crate::args::AdoptArgs;
 use crate::context::{Context, make_way};
 use crate::failure::{Code, Failure};
 use crate::verbs::doctor::require_tracking;
+use dewar_guest_qemu::cmdline::{arguments, file_paths};
 use dewar_guest_qemu::registry::{GuestRecord, Phase, ProcessId, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
 use serde_json::json;
@@ -48,6 +49,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         frozen: None,
         server: None,
     };
+    refuse_lost_paths(&record)?;
     let found = discover(&mut qmp, &record)?;
     record.ram = found
         .ram
@@ -65,6 +67,24 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
         &format!("{} is process {pid}, QEMU {}; nothing was changed", record.name, found.version),
     );
     Ok(())
+}
+
+/// That the files which its command line names can be found by it: a QEMU that puts itself
+/// in the background goes to `/` and leaves no word of where it was started.
+fn refuse_lost_paths(record: &GuestRecord) -> Result<(), Failure> {
+    let daemonizes = arguments(&record.arguments).iter().any(|it| it.name == "daemonize");
+    let lost = file_paths(&record.arguments)
+        .into_iter()
+        .find(|path| daemonizes && !path.is_empty() && !path.starts_with('/'));
+    match lost {
+        None => Ok(()),
+        Some(path) => Err(Failure::new(
+            Code::Unsupported,
+            format!("it put itself in the background, and where its '{path}' is cannot be known"),
+        )
+        .state("the guest was not touched")
+        .advice("start it with whole paths, or by 'dewar run'")),
+    }
 }
 
 /// The program's path, also where another file has taken its place since.
