@@ -25,9 +25,11 @@ pub const OWN: &str = "/run/dewar/ram";
 const OWN_LOCK: &str = "/run/dewar/lock";
 const OPTIONS: &std::ffi::CStr = c"huge=advise,mode=0755";
 
-/// The folder that was asked for, or else the best one that this host has.
+/// The folder that was asked for, or else the best one that this host has; from the root,
+/// since QEMU and later commands are in other folders.
 pub fn ram_dir(asked: Option<PathBuf>) -> PathBuf {
-    asked.unwrap_or_else(|| {
+    let whole = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+    asked.map(whole).unwrap_or_else(|| {
         if !gives_huge_pages(COMMON) && !is_ours() && may_mount() {
             // Where it cannot be had, the common one does.
             let _ = mount_own();

@@ -54,8 +54,17 @@ impl ServerState {
 
     fn save(&self, folder: &GuestFolder) {
         // It only tells how far we are; the next one will be written.
-        let _ = folder.write(FILE, self);
+        let _ = folder.write_for_now(FILE, self);
     }
+}
+
+/// What a server is told when it shall begin.
+#[derive(Debug, Serialize, Deserialize)]
+struct Go {
+    /// The guest's.
+    process: ProcessId,
+    /// The number under which that has `/dev/userfaultfd`, where it needs it.
+    device: Option<i32>,
 }
 
 /// A server that reads an image's page table while its guest is being made.
@@ -94,10 +103,15 @@ pub fn prepare(
 
 impl Prepared {
     /// Lets it serve this process, which is on record now. Returns when every touch of a
-    /// missing page waits for it.
-    pub fn attach(mut self, process: &ProcessId) -> Result<ProcessId, Failure> {
+    /// missing page waits for it. `origin` is how the process may make a userfaultfd, if it
+    /// has none yet.
+    pub fn attach(mut self, process: &ProcessId, origin: UffdOrigin) -> Result<ProcessId, Failure> {
         let mut said = String::new();
-        let go = json!(process).to_string();
+        let device = match origin {
+            UffdOrigin::Device(number) => Some(number),
+            UffdOrigin::Syscall => None,
+        };
+        let go = json!(Go { process: *process, device }).to_string();
         // Where it is gone, what it said before tells why.
         let _ = self.child.stdin.take().map(|mut stdin| stdin.write_all(go.as_bytes()));
         if let Some(stdout) = self.child.stdout.take() {
@@ -153,7 +167,7 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let record = folder.record().map_err(|error| text(&error))?;
     let files = open_ram(&record).map_err(|error| text(&error))?;
     // Whoever told us may be dead, and another restore have begun.
-    if !folder.record().is_ok_and(|now| now.process.is_same(&told)) {
+    if !folder.record().is_ok_and(|now| now.process.is_same(&told.process)) {
         return Err("another QEMU has the guest's name now".to_owned());
     }
     // Two servers of one QEMU would not know of each other what has arrived.
@@ -164,8 +178,9 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
         .map_err(|error| text(&error))?;
-    let server = PageServer::attach(table, dead, &process, &ram, UffdOrigin::Syscall)
-        .map_err(|error| text(&error))?;
+    let origin = told.device.map_or(UffdOrigin::Syscall, UffdOrigin::Device);
+    let server =
+        PageServer::attach(table, dead, &process, &ram, origin).map_err(|error| text(&error))?;
     if record.phase == Phase::Restoring {
         // Whatever QEMU put into RAM while it started is not the guest's.
         clear_ram(&record, &files).map_err(|error| text(&error))?;
@@ -186,9 +201,8 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits for the guest, and is told its process; nothing where whoever started us is
-/// gone.
-fn told_to_go() -> Option<ProcessId> {
+/// Waits for the guest; nothing where whoever started us is gone.
+fn told_to_go() -> Option<Go> {
     let mut said = Vec::new();
     std::io::stdin().take(4096).read_to_end(&mut said).ok()?;
     serde_json::from_slice(&said).ok()

@@ -76,7 +76,7 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
     }
     reasons.extend(foreign_writers(record, &peripherals));
     let disks = writable_disks(&blocks, &mut reasons);
-    let ram = map_ram(&mut ask, &backends, record.process.pid, &mut reasons)?;
+    let ram = map_ram(&mut ask, &backends, record, &mut reasons)?;
     if !reasons.is_empty() {
         return Err(GuestError::Unsupported { guest: name.clone(), reasons });
     }
@@ -95,6 +95,9 @@ fn foreign_writers(record: &GuestRecord, peripherals: &Value) -> Vec<String> {
     let files = list_fds(Pid(record.process.pid)).unwrap_or_default();
     if files.iter().any(|file| file.target.starts_with("/dev/vfio/")) {
         reasons.push("it uses VFIO: a device's own writes to RAM are not seen".to_owned());
+    }
+    if files.iter().any(|file| file.target.to_string_lossy().starts_with("/dev/vhost-vdpa")) {
+        reasons.push("it uses vhost-vdpa: a device's own writes to RAM are not seen".to_owned());
     }
     let plugged = peripherals
         .as_array()
@@ -141,7 +144,7 @@ fn writable_disks(blocks: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
 fn map_ram(
     ask: &mut impl FnMut(&str, Value) -> Result<Value, GuestError>,
     backends: &Value,
-    pid: i32,
+    record: &GuestRecord,
     reasons: &mut Vec<String>,
 ) -> Result<Ram, GuestError> {
     let mut ram = Ram::default();
@@ -167,7 +170,7 @@ fn map_ram(
                 .push(format!("RAM backend '{id}' lacks share=on: its writes go to private pages"));
             continue;
         }
-        match mapping_of(pid, id, Path::new(path), bytes) {
+        match mapping_of(record.process.pid, id, &record.folder.join(path), bytes) {
             Ok((file, address)) => ram.add(id.to_owned(), file, bytes, address)?,
             Err(reason) => reasons.push(format!("RAM backend '{id}': {reason}")),
         }
@@ -227,7 +230,7 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
 }
 
 /// Whether a process maps the file that `path` means now, shared.
-pub(crate) fn maps_file(pid: i32, path: &Path) -> bool {
+pub fn maps_file(pid: i32, path: &Path) -> bool {
     let Ok(file) = std::fs::metadata(path) else { return false };
     let maps = Process::new(pid).and_then(|process| process.maps());
     let device = (rustix::fs::major(file.dev()) as i32, rustix::fs::minor(file.dev()) as i32);

@@ -26,7 +26,7 @@ pub mod registry;
 pub mod revive;
 mod state;
 
-pub use discover::{Discovered, Disk, discover, map_ram_files};
+pub use discover::{Discovered, Disk, discover, map_ram_files, maps_file};
 pub use disks::DiskError;
 pub use guest::{QemuGuest, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};

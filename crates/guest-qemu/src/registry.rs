@@ -317,18 +317,33 @@ impl GuestFolder {
     /// # Errors
     /// Where it cannot be written.
     pub fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
-        let path = self.file(name);
+        let file = self.replace(name, value, File::sync_all);
+        file.and_then(|()| File::open(&self.path)?.sync_all())
+            .map_err(io_error("write", &self.file(name)))
+    }
+
+    /// The same for what is worth nothing when the host has restarted: it does not wait
+    /// for the disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write_for_now<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
+        self.replace(name, value, |_| Ok(())).map_err(io_error("write", &self.file(name)))
+    }
+
+    fn replace<T: Serialize>(
+        &self,
+        name: &str,
+        value: &T,
+        sync: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let part = self.file(&format!("{name}.part"));
-        let write = || -> io::Result<()> {
-            let mut file =
-                private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
-            serde_json::to_writer(&file, value)?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&part, &path)?;
-            File::open(&self.path)?.sync_all()
-        };
-        write().map_err(io_error("write", &path))
+        let mut file =
+            private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
+        serde_json::to_writer(&file, value)?;
+        file.write_all(b"\n")?;
+        sync(&file)?;
+        fs::rename(&part, self.file(name))
     }
 
     /// Removes a file of the folder, if it is there, for good.

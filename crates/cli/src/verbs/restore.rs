@@ -15,13 +15,15 @@ use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
 use crate::verbs::stop::end;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
-use dewar_guest_qemu::launch::{launch, make_ram_files, remove_files};
+use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_guest_qemu::revive::{
     Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
 };
+use dewar_guest_qemu::{maps_file, userfaultfd_origin};
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
+use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
 use std::fs::{self, File};
@@ -188,7 +190,7 @@ fn bring_back(
         .map(|region| (region.name.clone(), region.pages * PAGE_BYTES as u64))
         .collect();
     let machine = image.record().machine.clone();
-    let revival = plan_revival(machine, &disks, &regions, folder, ram_path, !args.eager)?;
+    let revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     made.extend(revival.overlays.iter().cloned());
     let owned_ram = make_ram_files(&revival.plan.run.regions)?;
     made.extend(owned_ram.iter().cloned());
@@ -231,10 +233,26 @@ fn bring_back(
         frozen,
         server: None,
     };
-    folder.set_record(&record)?;
+    folder.set_record(&record).inspect_err(|_| {
+        // Nobody would know of it.
+        kill(&record.process);
+    })?;
+    for file in &record.ram {
+        if !maps_file(record.process.pid, &file.path) {
+            let what = format!("QEMU did not take its RAM from {}", file.path.display());
+            return Err(Failure::new(Code::Failed, what));
+        }
+    }
     if let Some((server, _dead)) = server {
         progress.stage("starting the page server");
-        record.server = Some(server.attach(&record.process)?);
+        let failed = |error: String| {
+            Failure::new(Code::Failed, format!("preparing to serve its memory: {error}"))
+        };
+        let process = ProcessHandle::open(Pid(record.process.pid))
+            .map_err(|error| failed(error.to_string()))?;
+        let origin =
+            userfaultfd_origin(&mut qmp, &process).map_err(|error| failed(error.to_string()))?;
+        record.server = Some(server.attach(&record.process, origin)?);
         folder.set_record(&record)?;
     }
     progress.stage("loading the devices");
@@ -250,7 +268,8 @@ fn bring_back(
         start(&mut qmp)
             .map_err(|error| Failure::new(Code::Failed, format!("starting the guest: {error}")))?;
         record.start_pending = false;
-        folder.set_record(&record)?;
+        // It runs; where this cannot be written, the next command sees that and notes it.
+        let _ = folder.set_record(&record);
     }
     progress.stage("started");
     Ok((record, reused))
@@ -282,7 +301,8 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
             Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
         })?;
         let server = server::prepare(context, folder, &origin.store, &origin.image, &[])?;
-        record.server = Some(server.attach(&record.process)?);
+        // What the first made is still there; QEMU itself may wait for a page.
+        record.server = Some(server.attach(&record.process, UffdOrigin::Syscall)?);
         folder.set_record(record)?;
         resumed = true;
         Ok(())

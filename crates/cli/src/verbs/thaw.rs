@@ -11,6 +11,7 @@ use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
 use dewar_guest_qemu::freeze::{remove_kept, start};
+use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
 use dewar_guest_qemu::{END_WITHIN, Qmp, QmpError, map_ram_files, userfaultfd_origin};
@@ -136,7 +137,7 @@ fn revive(
         });
     if let Err(failure) = loaded {
         // It never ran; the next try would end it too.
-        let _ = ProcessHandle::open(Pid(record.process.pid)).map(|process| process.kill());
+        kill(&record.process);
         // The disk may say otherwise, though writing that failed.
         let _ = folder.set_record(&frozen);
         return Err(failure);
@@ -166,7 +167,8 @@ fn go_on(
     progress.signal_at("let run");
     record.start_pending = false;
     record.frozen = None;
-    folder.set_record(&record)?;
+    // It runs; where this cannot be written, the next command sees that and notes it.
+    let _ = folder.set_record(&record);
     Ok(record)
 }
 
@@ -182,6 +184,7 @@ fn not_started(folder: &GuestFolder, record: GuestRecord, error: &QmpError) -> F
             .state("its new QEMU ended; the guest stays frozen")
             .advice(format!("'dewar thaw {name}' tries again")),
         Ok(_) if ended => failed
+            .attention()
             .state("its new QEMU ended, and the guest may have run in it")
             .advice(format!("'dewar restore {name}' brings back its newest checkpoint")),
         Ok(_) => failed
