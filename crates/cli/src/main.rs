@@ -34,6 +34,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), Failure> {
     let context = Context::new(&cli.root, cli.json);
+    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_)) {
+        // Where it is refused all is as it always was.
+        let _ = dewar_kernel::run_on();
+    }
     match cli.verb {
         Verb::Run(args) => verbs::run::run(&context, args),
         Verb::Adopt(args) => verbs::adopt::run(&context, args),

@@ -28,6 +28,6 @@ pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
 pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfaultfd_of};
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, threads_of};
 pub use sched::{ThreadActivity, ThreadId};
-pub use signals::end_signals;
+pub use signals::{end_signals, run_on};
 pub use tap::{set_tap_header_bytes, tap_header_bytes};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};
