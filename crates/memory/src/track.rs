@@ -163,6 +163,11 @@ impl WriteTracker {
             ranges?.into_iter().for_each(|range| pages.insert_range(range));
         }
         pages.union_with(&self.given_back.lock().unwrap_or_else(|locked| locked.into_inner()));
+        // In a process that is ending nothing is written any more, and not every kernel calls
+        // that an error (6.18 does); but none registers anything in it.
+        self.map
+            .regions()
+            .try_for_each(|range| self.uffd.register(&range, RegisterMode::WriteProtect))?;
         Ok(pages)
     }
 

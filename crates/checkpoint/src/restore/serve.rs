@@ -266,6 +266,8 @@ impl<'a> PageServer<'a> {
         while !self.stopped() && self.lock().left > 0 {
             if !first {
                 std::thread::sleep(RETRY);
+                // What lasts is noted again.
+                self.problem.lock().unwrap_or_else(|locked| locked.into_inner()).take();
             }
             first = false;
             let pieces = Pieces::new(rest, PIECE);

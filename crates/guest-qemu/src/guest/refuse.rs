@@ -2,7 +2,7 @@
 //! touched, and again when it matters, since its user is not kept out.
 
 use super::QemuGuest;
-use crate::handover::current_line;
+use crate::handover::{ASLEEP, current_line};
 use crate::journal::Journal;
 use crate::qmp::QmpError;
 use crate::recover::{END_WITHIN, is_running, status};
@@ -23,7 +23,7 @@ impl QemuGuest {
                 "it has stood still since its state was last saved, and QEMU saves it only \
                  once; that checkpoint is still exact, or let the guest run first"
             }
-            "suspended" => "it sleeps (ACPI S3), and could not be woken after; wake it first",
+            "suspended" => ASLEEP,
             _ => return Ok(()),
         };
         Err(self.unsupported(reason.to_owned()))

@@ -286,9 +286,10 @@ fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentEr
     let told = there.netdevs.iter().find(|(it, _)| it == id).map_or("", |(_, told)| told);
     let part = |key: &str| told.split(',').find_map(|part| part.strip_prefix(key));
     let options = match part("type=") {
-        Some("tap") => {
-            let name = part("ifname=").map(|name| format!(",ifname={name}")).unwrap_or_default();
-            format!("tap,id={id}{name},script=no,downscript=no")
+        // Of one that came as a descriptor no name is told.
+        Some("tap") if part("ifname=").is_some() => {
+            let name = part("ifname=").unwrap_or_default();
+            format!("tap,id={id},ifname={name},script=no,downscript=no")
         }
         Some("user") => {
             let net = part("net=").map(|net| format!(",net={net}/24")).unwrap_or_default();

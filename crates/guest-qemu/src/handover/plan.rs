@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+/// Why a sleeping guest is left where it is.
+pub(crate) const ASLEEP: &str = "it sleeps (ACPI S3), and could not be woken after; wake it first";
+
 /// A hand-over that can be begun.
 #[derive(Debug)]
 pub struct Plan {
@@ -88,6 +91,8 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
         format!("disk {} is exported", export["node-name"])
     } else if status["status"] == "postmigrate" {
         "it stands still since its state was saved; let it run first".to_owned()
+    } else if status["status"] == "suspended" {
+        ASLEEP.to_owned()
     } else {
         return Ok(());
     };
