@@ -16,7 +16,10 @@ help:
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
 	@echo "make bench-upgrade     measure upgrade, freeze and thaw beside stock QEMU and a boot"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
-	@echo "make install           put dewar, its man pages and completions into /usr/local"
+	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
+	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
+	@echo "make fuzz              fuzz the image reader for longer than the tests do"
+	@echo "make clean             remove what was built"
 
 setup:
 	@scripts/setup.sh

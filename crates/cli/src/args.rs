@@ -35,8 +35,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Start a QEMU command line in the background.
+    ///
+    /// The command line is changed in two places only: RAM goes into a shared file, and a QMP socket
+    /// is added. What cannot be taken is refused before anything starts (exit 4).
     Run(RunArgs),
     /// Take over a QEMU that somebody else started.
+    ///
+    /// The guest's RAM must be a shared file (memory-backend-file,share=on). Nothing is changed.
     Adopt(AdoptArgs),
     /// List guests.
     #[command(after_help = "Example:\n  dewar ps")]
@@ -44,32 +49,64 @@ pub enum Verb {
     /// Tell everything about a guest.
     Inspect(InspectArgs),
     /// Shut a guest down.
+    ///
+    /// Asks the guest to power down, as its power button would, and ends QEMU when the time is up.
     Stop(StopArgs),
     /// Forget a guest that has ended, and remove its files.
+    ///
+    /// The disks of a restored guest live in its folder: what it wrote since the restore is removed too.
     Rm(RmArgs),
     /// Save a running guest: its memory, its devices, its disks.
+    ///
+    /// The guest runs all the while but for one pause, in which the last pages, the devices and the
+    /// disks are frozen at one instant.
     Checkpoint(CheckpointArgs),
     /// Replace the QEMU under a running guest.
+    ///
+    /// The guest's memory stays where it is; only its devices move to the new QEMU, which then has all
+    /// that the old one had: disks, ports, sockets, logs. Without --qemu that is the program that the
+    /// guest was started with, as it is installed now. Until the guest has moved, whatever fails leaves
+    /// it running as it was.
     Upgrade(UpgradeArgs),
     /// End a guest's process and keep the guest where it is.
+    ///
+    /// The guest's memory stays in its RAM file, the state of its devices is written beside it, and QEMU
+    /// ends. That outlives everything but a restart of the kernel; --to-store outlives that too.
     Freeze(FreezeArgs),
     /// Let a frozen guest go on.
+    ///
+    /// A guest whose memory was changed while it was frozen is refused.
     Thaw(ThawArgs),
     /// Give a guest the CPU that its deadlines need.
+    ///
+    /// The guest tells after each job whether it met its deadline (see dewar-beat); from that and
+    /// from the CPU time that its jobs take, the reservation of each of its vCPUs is set again, job by
+    /// job. Until Ctrl-C, or until the guest ends; then its threads are as they were before.
     Qos(QosArgs),
     /// List checkpoints.
     Ls(LsArgs),
     /// Bring a guest back to the instant of a checkpoint.
+    ///
+    /// By default the guest runs at once and its pages arrive as it touches them and in the background.
+    /// The guest's own disk files are left alone: it runs on overlays over the saved disks.
     Restore(RestoreArgs),
     /// Read every byte of a checkpoint and check it.
     Verify(ReferenceArgs),
     /// Remove a checkpoint.
     Delete(DeleteArgs),
     /// Free what no checkpoint needs.
+    ///
+    /// Safe beside running checkpoints and restores, and if it is killed. A segment of which all
+    /// checkpoints together need at most half is written anew without the rest.
     Gc(GcArgs),
     /// Tell which pages differ between two checkpoints.
+    ///
+    /// Pages that both share in the store are the same and are not read.
     Diff(DiffArgs),
     /// Draw a checkpoint as one page to look at in a browser.
+    ///
+    /// What was done when, with the pause marked; pages written in each epoch; pages by kind; sizes
+    /// beside the guest's earlier checkpoints. The page needs nothing from elsewhere.
     Report(ReportArgs),
     /// Tell what this host can do and what is missing.
     #[command(after_help = "Example:\n  dewar doctor")]
@@ -86,13 +123,11 @@ pub enum Verb {
     QosKeeper(KeeperArgs),
 }
 
-/// The command line is changed in two places only: RAM goes into a shared file, and a QMP socket
-/// is added. What cannot be taken is refused before anything starts (exit 4).
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar run web -- qemu-system-x86_64 -m 2G -nographic \
     -drive file=web.qcow2,if=virtio")]
 pub struct RunArgs {
-    /// The guest's name.
+    /// The guest's name: letters, digits, '-', '_', '.'; at most 40.
     pub name: String,
     /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
     /// /dev/shm where it has them, or Dewar cannot mount].
@@ -106,7 +141,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// The guest's RAM must be a shared file (memory-backend-file,share=on). Nothing is changed.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar adopt web --qmp /run/web.qmp")]
 pub struct AdoptArgs {
@@ -124,7 +158,6 @@ pub struct InspectArgs {
     pub name: String,
 }
 
-/// Asks the guest to power down, as its power button would, and ends QEMU when the time is up.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar stop web --timeout 60s")]
 pub struct StopArgs {
@@ -138,19 +171,17 @@ pub struct StopArgs {
     pub now: bool,
 }
 
-/// The disks of a restored guest live in its folder: what it wrote since the restore is removed too.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar rm web")]
 pub struct RmArgs {
     /// The guest.
     pub name: String,
-    /// End it first if it runs.
+    /// End it first if it runs (an adopted one too; without this it is only forgotten); give up a
+    /// frozen one.
     #[arg(long)]
     pub force: bool,
 }
 
-/// The guest runs all the while but for one pause, in which the last pages, the devices and the
-/// disks are frozen at one instant.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar checkpoint web --tag before-upgrade")]
 pub struct CheckpointArgs {
@@ -163,7 +194,7 @@ pub struct CheckpointArgs {
     #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_duration)]
     pub max_pause: Duration,
     /// Most memory for captured pages that are not written yet [default: half of the guest's RAM,
-    /// at most half of what is free].
+    /// at least 64M, at most half of what is free].
     #[arg(long, value_name = "SIZE")]
     pub buffer: Option<ByteSize>,
     /// Store every page, also those that an earlier checkpoint of this guest has.
@@ -199,7 +230,7 @@ pub struct WhichArgs {
     /// Every guest that it can be done with.
     #[arg(long)]
     pub all: bool,
-    /// How many at a time [default: for each CPU one, or two where none runs meanwhile].
+    /// How many at a time [default: upgrade one for each CPU, freeze and thaw two].
     #[arg(long, value_name = "N", requires = "all")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
@@ -214,10 +245,6 @@ impl WhichArgs {
     }
 }
 
-/// The guest's memory stays where it is; only its devices move to the new QEMU, which then has all
-/// that the old one had: disks, ports, sockets, logs. Without --qemu that is the program that the
-/// guest was started with, as it is installed now. Until the guest has moved, whatever fails leaves
-/// it running as it was.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  dewar upgrade web\n  dewar upgrade --all --qemu /opt/qemu/bin/qemu-system-x86_64"
@@ -233,8 +260,6 @@ pub struct UpgradeArgs {
     pub yes: bool,
 }
 
-/// The guest's memory stays in its RAM file, the state of its devices is written beside it, and QEMU
-/// ends. That outlives everything but a restart of the kernel; --to-store outlives that too.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  dewar freeze web\n  dewar freeze web --to-store\n  \
                   dewar freeze --all --to-store=redis://10.0.0.5")]
@@ -255,7 +280,6 @@ pub struct FreezeArgs {
     pub to_store: Option<String>,
 }
 
-/// A guest whose memory was changed while it was frozen is refused.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  dewar thaw web\n  dewar thaw --all")]
 pub struct ThawArgs {
@@ -270,9 +294,11 @@ pub struct ThawArgs {
 pub enum DedupChoice {
     /// Nowhere.
     Off,
-    /// In the same checkpoint; equal pages are compared byte by byte.
+    /// In the same checkpoint, and in those of the guest below it that were taken so; equal pages
+    /// are compared byte by byte.
     Image,
-    /// In all checkpoints of the store that were taken so, by BLAKE3. Whoever sees the size of a
+    /// In the newest 64 checkpoints of the store that were taken so, by BLAKE3; none of them can be
+    /// deleted meanwhile. Whoever sees the size of a
     /// checkpoint can then tell whether other guests have a page.
     Store,
 }
@@ -287,8 +313,6 @@ pub enum CodecChoice {
     Raw,
 }
 
-/// Safe beside running checkpoints and restores, and if it is killed. A segment of which no
-/// checkpoint needs more than half is written anew without the rest.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar gc --dry-run")]
 pub struct GcArgs {
@@ -299,7 +323,6 @@ pub struct GcArgs {
     pub store: StoreArgs,
 }
 
-/// Pages that both share in the store are the same and are not read.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar diff before-upgrade web")]
 pub struct DiffArgs {
@@ -311,8 +334,6 @@ pub struct DiffArgs {
     pub store: StoreArgs,
 }
 
-/// What was done when, with the pause marked; pages written in each epoch; pages by kind; sizes
-/// beside the guest's earlier checkpoints. The page needs nothing from elsewhere.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  dewar report before-upgrade -o report.html")]
 pub struct ReportArgs {
@@ -344,14 +365,12 @@ pub struct LsArgs {
     pub store: StoreArgs,
 }
 
-/// By default the guest runs at once and its pages arrive as it touches them and in the background.
-/// The guest's own disk files are left alone: it runs on overlays over the saved disks.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  dewar restore before-upgrade\n  dewar restore web --as web2 --eager"
 )]
 pub struct RestoreArgs {
-    /// A checkpoint's id, the beginning of it, its tag, GUEST:TAG, or a guest (its newest).
+    /// A checkpoint's id, its tag, a guest (its newest), GUEST:TAG, or the beginning of an id.
     pub reference: String,
     /// A name for the restored guest [default: the one it had].
     #[arg(long = "as", value_name = "NAME")]
@@ -371,10 +390,8 @@ pub struct RestoreArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "The checkpoint is named by its id, the beginning of it, its tag, GUEST:TAG, \
-    or its guest (the newest).\n\nExample:\n  dewar verify before-upgrade\n  dewar delete c1f00d"
-)]
+#[command(after_help = "The checkpoint is named by its id, its tag, its guest (the newest), \
+    GUEST:TAG, or the beginning of its id.\n\nExample:\n  dewar verify before-upgrade\n  dewar delete c1f00d")]
 pub struct ReferenceArgs {
     /// The checkpoint.
     pub reference: String,

@@ -26,8 +26,10 @@ pub fn sums_of(ram: &[RamFile]) -> Result<Vec<Vec<String>>, Failure> {
 /// Reads the state of a guest's devices, which has this checksum.
 pub fn read_state(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> {
     let bytes = fs::read(path).map_err(|error| {
-        unreadable(path, &error)
-            .advice("if the machine was restarted its memory is lost: restore a checkpoint")
+        unreadable(path, &error).advice(
+            "if the machine was restarted its memory is lost: 'dewar rm --force' gives it up, \
+                 then 'dewar restore' brings back a checkpoint",
+        )
     })?;
     if is_state(&bytes, expected) {
         return Ok(bytes);
@@ -42,8 +44,9 @@ pub fn check_memory(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Fa
         None => Ok(()),
         Some(what) => {
             let what = format!("the memory of '{}' {what}", record.name);
-            Err(Failure::new(Code::Failed, what)
-                .advice("'dewar restore' brings back a checkpoint of it"))
+            Err(Failure::new(Code::Failed, what).advice(
+                "'dewar rm --force' gives it up, then 'dewar restore' brings back a checkpoint",
+            ))
         }
     }
 }

@@ -1,9 +1,6 @@
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// The guest tells after each job whether it met its deadline (see dewar-beat); from that and
-/// from the CPU time that its jobs take, the reservation of each of its vCPUs is set again, job by
-/// job. Until Ctrl-C, or until the guest ends; then its threads are as they were before.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  dewar qos film --target 30/s\n  dewar qos film --target 30/s --miss 1% --max 60% --detach\n  \
@@ -13,7 +10,7 @@ pub struct QosArgs {
     /// The guest; with --pid any name.
     #[arg(required_unless_present = "status")]
     pub name: Option<String>,
-    /// Jobs a second.
+    /// Jobs a second, from 0.25/s to 500/s.
     #[arg(long, value_name = "N/s", value_parser = parse_rate)]
     #[arg(required_unless_present_any = ["status", "release"])]
     pub target: Option<f64>,
@@ -43,7 +40,7 @@ pub struct QosArgs {
     /// Of the stepwise law: jobs without a miss after which it steps down [default: a second's].
     #[arg(long, value_name = "JOBS", value_parser = clap::value_parser!(u32).range(1..))]
     pub patience: Option<u32>,
-    /// By what CPU time is given.
+    /// How CPU time is given.
     #[arg(long, value_enum, default_value_t = ByChoice::Auto)]
     pub by: ByChoice,
     /// Let it take what other reservations leave, even beyond --max.
