@@ -36,8 +36,6 @@ pub(crate) struct Captures<'t> {
     pub keyed: u64,
     /// Pages that were written before the pause and copied in it.
     pub stopped: u64,
-    /// Whether what was left after the last epoch should fit the pause.
-    pub fits: bool,
     began: Instant,
     last_take: Instant,
 }
@@ -58,7 +56,6 @@ impl<'t> Captures<'t> {
             hot: PageSet::new(pages),
             keyed: 0,
             stopped: 0,
-            fits: false,
             began,
             last_take: began,
         }
@@ -169,12 +166,12 @@ pub(crate) fn run<'t>(
         let next = (rate * began.elapsed().as_secs_f64()).min(count as f64);
         let per_page = copy.as_secs_f64() / count.max(1000) as f64;
         let pause = FIXED_PAUSE + scan + Duration::from_secs_f64(per_page * next);
-        captures.fits = pause <= max_pause;
+        let fits = pause <= max_pause;
         stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };
         smallest = smallest.min(count);
         // While the disks were flushed the set grew; it shrinks again.
         let is_small = count <= smallest + smallest / 4;
-        if captures.fits || stubborn >= STUBBORN_EPOCHS {
+        if fits || stubborn >= STUBBORN_EPOCHS {
             if flushed && (is_small || stubborn >= STUBBORN_EPOCHS) {
                 break;
             }

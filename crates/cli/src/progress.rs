@@ -68,7 +68,8 @@ impl Observer for Progress {
                 self.quiet.store(false, Ordering::Relaxed);
                 "writing changes"
             }
-            Step::WrittenBehind => "writing to disk",
+            Step::WrittenBehind => "copying disks",
+            Step::DisksCopied => "writing to disk",
             _ => return,
         };
         if !self.quiet.load(Ordering::Relaxed) {

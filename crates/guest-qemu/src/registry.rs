@@ -149,6 +149,35 @@ pub struct GuestRecord {
     pub server: Option<ProcessId>,
 }
 
+impl GuestRecord {
+    /// A guest that was just started by this command line in this folder, and runs.
+    pub fn new(
+        name: &str,
+        process: ProcessId,
+        (program, arguments): (PathBuf, Vec<String>),
+        folder: PathBuf,
+        qmp: PathBuf,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            process,
+            program,
+            arguments,
+            folder,
+            qmp,
+            adopted: false,
+            ram: Vec::new(),
+            owned_ram: Vec::new(),
+            descriptors: Descriptors::new(),
+            phase: Phase::Running,
+            start_pending: false,
+            origin: None,
+            frozen: None,
+            server: None,
+        }
+    }
+}
+
 /// The root of everything that Dewar keeps on a host.
 #[derive(Debug, Clone)]
 pub struct Registry {

@@ -21,7 +21,8 @@ pub use detach::{detach, die_with_us, inherit};
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{
-    SharedMapping, WritableMapping, data_ranges, free_bytes, huge_page_bytes, nonzero_ranges,
+    SharedMapping, WritableMapping, available_memory, data_ranges, free_bytes, huge_page_bytes,
+    nonzero_ranges,
 };
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};

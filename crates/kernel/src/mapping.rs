@@ -232,22 +232,31 @@ pub fn free_bytes(path: &std::path::Path) -> Result<u64, KernelError> {
     }
     let free = state.f_bavail * state.f_bsize as u64;
     match state.f_type == TMPFS {
-        true => Ok(free.min(available_memory()?)),
+        true => Ok(free.min(available_memory()? + free_swap()?)),
         false => Ok(free),
     }
 }
 
-/// Bytes that programs can still take without anything being ended: `MemAvailable` and
-/// `SwapFree` of proc_meminfo(5).
-fn available_memory() -> Result<u64, KernelError> {
+/// Bytes of memory that programs can still take without swapping: `MemAvailable` of
+/// proc_meminfo(5).
+///
+/// # Errors
+/// Where it is not told.
+pub fn available_memory() -> Result<u64, KernelError> {
+    memory_info("MemAvailable:")
+}
+
+fn free_swap() -> Result<u64, KernelError> {
+    memory_info("SwapFree:")
+}
+
+fn memory_info(name: &str) -> Result<u64, KernelError> {
     let path = "/proc/meminfo";
     let text =
         std::fs::read_to_string(path).map_err(|cause| KernelError::new("read", path, cause))?;
-    let kib = |name: &str| -> u64 {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));
-        value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-    };
-    Ok((kib("MemAvailable:") + kib("SwapFree:")) << 10)
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));
+    let kib: u64 = value.and_then(|value| value.trim().parse().ok()).unwrap_or(0);
+    Ok(kib << 10)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@ use crate::context::{Context, make_way};
 use crate::failure::{Code, Failure};
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{arguments, file_paths};
-use dewar_guest_qemu::registry::{GuestRecord, Phase, ProcessId, RamFile};
+use dewar_guest_qemu::registry::{GuestRecord, ProcessId, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
 use serde_json::json;
 use std::fs;
@@ -31,24 +31,11 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     if let Some(other) = known_guest(context, process) {
         return Err(failed(format!("it is guest '{other}' already")));
     }
-    let mut record = GuestRecord {
-        name: args.name.clone(),
-        process,
-        program: program(pid).map_err(|error| failed(error.to_string()))?,
-        arguments: command_line(pid).map_err(|error| failed(error.to_string()))?,
-        folder: fs::read_link(format!("/proc/{pid}/cwd"))
-            .map_err(|error| failed(error.to_string()))?,
-        qmp: socket.clone(),
-        adopted: true,
-        ram: Vec::new(),
-        owned_ram: Vec::new(),
-        descriptors: Default::default(),
-        phase: Phase::Running,
-        start_pending: false,
-        origin: None,
-        frozen: None,
-        server: None,
-    };
+    let told = |error: std::io::Error| failed(error.to_string());
+    let started = (program(pid).map_err(told)?, command_line(pid).map_err(told)?);
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).map_err(told)?;
+    let record = GuestRecord::new(&args.name, process, started, cwd, socket.clone());
+    let mut record = GuestRecord { adopted: true, ..record };
     refuse_lost_paths(&record)?;
     let found = discover(&mut qmp, &record)?;
     record.ram = found

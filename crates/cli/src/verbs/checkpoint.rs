@@ -1,5 +1,5 @@
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
-use crate::context::{Context, Held, wait_for_memory};
+use crate::context::{Context, attach};
 use crate::failure::Failure;
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
@@ -11,6 +11,7 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::registry::GuestFolder;
 use dewar_image::{Dedup, DirtyStore, Location, Record, Store};
+use dewar_kernel::available_memory;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -18,9 +19,7 @@ use std::time::Duration;
 
 pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking at the guest");
-    let held = context.hold(&args.name)?;
-    held.require_alive()?;
-    wait_for_memory(&held, &progress)?;
+    let (mut guest, guest_folder, lock) = attach(context, &args.name, &progress)?;
     let location = context.store_location(args.store.store.as_deref())?;
     let store = Store::open_or_create(&location)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
@@ -28,9 +27,6 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         args.dirty_store.as_deref().map(|url| DirtyStore::open(&Location::parse(url)?));
     let dirty_store = dirty_store
         .transpose()
-        .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
-    let Held { folder: guest_folder, record, lock } = held;
-    let mut guest = QemuGuest::attach(guest_folder.clone(), record)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let wanted = Wanted {
         full: args.full,
@@ -166,16 +162,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
 /// Half of the guest's RAM, but at most half of what the host has free.
 fn default_buffer(guest: &QemuGuest) -> u64 {
     let half = guest.ram().pages() * PAGE_BYTES as u64 / 2;
-    half.max(64 << 20).min(available_memory() / 2)
-}
-
-fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.map_or(1 << 30, |kib| kib << 10)
+    half.max(64 << 20).min(available_memory().unwrap_or(1 << 30) / 2)
 }
 
 pub fn to_json(record: &Record, store: &Store) -> Value {

@@ -211,17 +211,11 @@ fn bring_back(
     let launched =
         launch(&machine.program, &plan.run, &machine.folder, &log, &qmp_path, Vec::new())?;
     let mut qmp = launched.qmp;
+    let started = (machine.program, plan.line);
+    let record = GuestRecord::new(name, launched.process, started, machine.folder, qmp_path);
     let mut record = GuestRecord {
-        name: name.to_owned(),
-        process: launched.process,
-        program: machine.program,
-        arguments: plan.line,
-        folder: machine.folder,
-        qmp: qmp_path,
-        adopted: false,
         ram: ram_files(&regions),
         owned_ram,
-        descriptors: Default::default(),
         phase: Phase::Restoring,
         start_pending: !args.paused,
         origin: Some(Origin {
@@ -231,7 +225,7 @@ fn bring_back(
             disks: disks.iter().map(|disk| disk.path.clone()).collect(),
         }),
         frozen,
-        server: None,
+        ..record
     };
     folder.set_record(&record).inspect_err(|_| {
         // Nobody would know of it.

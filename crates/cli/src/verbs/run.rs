@@ -5,7 +5,7 @@ use crate::ram_dir::ram_dir;
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
 use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, RamFile};
+use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
 use dewar_units::ByteSize;
 use serde_json::json;
@@ -35,23 +35,9 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let launched =
         launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path, Vec::new())
             .inspect_err(|_| remove_files(&owned_ram))?;
-    let mut record = GuestRecord {
-        name: args.name.clone(),
-        process: launched.process,
-        program,
-        arguments,
-        folder: here,
-        qmp: qmp_path,
-        adopted: false,
-        ram: ram_files(&plan.regions),
-        owned_ram,
-        descriptors: Default::default(),
-        phase: Phase::Running,
-        start_pending: false,
-        origin: None,
-        frozen: None,
-        server: None,
-    };
+    let started = (program, arguments);
+    let record = GuestRecord::new(&args.name, launched.process, started, here, qmp_path);
+    let mut record = GuestRecord { ram: ram_files(&plan.regions), owned_ram, ..record };
     let taken = take(&folder, &mut record, launched.qmp);
     if taken.is_err() {
         end(&folder, &record);
