@@ -116,7 +116,7 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
     for path in [&frozen["ram"][0]["path"], &frozen["frozen"]["kept"]["in_place"]["state"]] {
         fs::remove_file(path.as_str().expect("path")).expect("remove");
     }
-    lab.dewar(&["thaw", "g"]).failed(1, &["restore a checkpoint"]);
+    lab.dewar(&["thaw", "g"]).failed(1, &["'dewar rm --force'", "brings back a checkpoint"]);
     lab.dewar(&["rm", "g", "--force"]).done();
     lab.restore(&mut guest, &["kept"]).expect("restore");
     guest.console.ask("verify").expect("consistent");

@@ -11,7 +11,7 @@ mod old_style;
 mod options;
 mod restore;
 
-pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, take_over};
+pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, inherited, take_over};
 pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};

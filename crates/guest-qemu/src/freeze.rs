@@ -13,7 +13,7 @@
 //! it. What was kept stays until it is known to run; should QEMU die before, the
 //! guest is frozen again only if its memory is, byte for byte, what it was.
 
-use crate::cmdline::{Descriptors, RunPlan, TakenOver, take_over};
+use crate::cmdline::{Descriptors, RunPlan, TakenOver, Unsupported, inherited, take_over};
 use crate::guest::QemuGuest;
 use crate::handover::{HandoverError, current_line, named_ram, plan_on_its_ram, stale_disk};
 use crate::journal::Journal;
@@ -127,13 +127,13 @@ pub(crate) fn end(
     Ok(Journal::close(folder)?)
 }
 
-fn plan(
-    folder: &GuestFolder,
-    record: &GuestRecord,
-    machine: &str,
-) -> Result<RunPlan, crate::cmdline::Unsupported> {
+fn plan(folder: &GuestFolder, record: &GuestRecord, machine: &str) -> Result<RunPlan, Unsupported> {
     let scratch = folder.file("");
-    // Whatever descriptors it had end with it.
+    // Nobody has them for the QEMU that comes later.
+    if let Some(option) = inherited(&record.arguments) {
+        let why = format!("-{option}: its descriptors came from another");
+        return Err(Unsupported(why));
+    }
     let none = Descriptors::new();
     let TakenOver { line, .. } =
         take_over(&record.arguments, &record.folder, &scratch, None, &none)?;

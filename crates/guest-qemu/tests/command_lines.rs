@@ -1,7 +1,7 @@
 //! QEMU command lines in, the exact command lines out, and the refused ones.
 
 use dewar_guest_qemu::cmdline::{
-    Descriptors, Holder, disk_places, plan_restore, plan_run, take_over,
+    Descriptors, Holder, disk_places, inherited, plan_restore, plan_run, take_over,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -331,5 +331,8 @@ fn a_guest_without_a_process_gets_its_own_back() {
     ] {
         assert_eq!(take(line, false, &Descriptors::new()), Ok(expected.to_owned()), "{line}");
     }
-    assert!(take("-netdev tap,id=t0,fd=3", false, &Descriptors::new()).is_err());
+    for line in ["-netdev tap,id=t0,fd=3", "-add-fd fd=3,set=1", "-serial udp::4555@:4556"] {
+        assert_eq!(take(line, false, &Descriptors::new()), Ok(line.to_owned()));
+        assert_eq!(inherited(&words(line)).is_some(), line.contains("fd="), "{line}");
+    }
 }

@@ -10,7 +10,8 @@
 //!   when the other has let go of them.
 //!
 //! In any case logs are appended to, nobody is waited for, and the guest is
-//! neither held at its start nor set back to a snapshot.
+//! neither held at its start nor set back to a snapshot. Descriptors that came from another
+//! stay as they are where the QEMU before is gone: whoever starts the next may hand it the same.
 
 use super::old_style::modern;
 use super::options::{Argument, Properties, Unsupported, arguments};
@@ -146,7 +147,14 @@ impl Rewriter<'_> {
             "S" | "mem-prealloc" => Ok(Vec::new()),
             // It was started so; its state comes from elsewhere now.
             "loadvm" | "incoming" => Ok(Vec::new()),
-            "object" => with(without_prealloc(value)?),
+            "object" => {
+                let object = Properties::parse(value)?;
+                if beside && object.get("qom-type", "qom-type").as_deref() == Some("filter-dump") {
+                    let why = "-object filter-dump: it would truncate its file";
+                    return Err(Unsupported(why.to_owned()));
+                }
+                with(without_prealloc(object, value))
+            }
             "chardev" => {
                 let mut device = Properties::parse(value)?;
                 self.chardev(&mut device, value)?;
@@ -160,9 +168,8 @@ impl Rewriter<'_> {
                 self.netdev(&mut netdev, value)?;
                 with(netdev.to_string())
             }
-            // Another process was given them, and nobody has them for one that comes later.
-            "add-fd" => Err(Unsupported(format!("-add-fd: {ADD_FD}"))),
             name if beside => match name {
+                "add-fd" => Err(Unsupported(format!("-add-fd: {ADD_FD}"))),
                 "pidfile" => with(self.aside(value)?),
                 "vnc" => with(self.vnc(value)?),
                 "s" | "gdb" => {
@@ -250,7 +257,7 @@ impl Rewriter<'_> {
                 device.set_switch("wait", false);
                 self.server(&id, device, option)?;
             }
-            "socket" if device.get("fd", "").is_some() => {
+            "socket" if self.holder.is_some() && device.get("fd", "").is_some() => {
                 return Err(Unsupported(format!("-chardev socket,id={id}: its peer serves one")));
             }
             _ => {}
@@ -264,13 +271,13 @@ impl Rewriter<'_> {
         device: &mut Properties,
         option: &str,
     ) -> Result<(), Unsupported> {
+        if self.holder.is_none() {
+            return Ok(());
+        }
         if let Some(number) = device.get("fd", "") {
             let fds = self.numbered(option, &number)?;
             let text = self.note(option, &fds);
             set_text(device, "fd", &text);
-        }
-        if self.holder.is_none() {
-            return Ok(());
         }
         if let Some(path) = device.get("path", "") {
             if device.switch("abstract") == Some(true) {
@@ -302,6 +309,9 @@ impl Rewriter<'_> {
             Some(rest) => (true, rest),
             None => (false, value),
         };
+        if self.holder.is_some() && rest.starts_with("udp:") && rest.contains('@') {
+            return Err(Unsupported(format!("{value}: its port is taken")));
+        }
         let Some(mut device) = modern(rest)? else { return Ok(words.to_vec()) };
         let id = format!("dewar-c{}", self.made);
         self.made += 1;
@@ -321,11 +331,7 @@ impl Rewriter<'_> {
 
     fn netdev(&mut self, netdev: &mut Properties, option: &str) -> Result<(), Unsupported> {
         let kind = netdev.get("type", "type").unwrap_or_default();
-        let has_fds = ["fd", "fds"].iter().any(|key| netdev.get(key, "").is_some());
         match (kind.as_str(), self.holder.is_some()) {
-            ("tap", false) if has_fds => {
-                Err(Unsupported("-netdev tap: its descriptors came from another".to_owned()))
-            }
             (_, false) => Ok(()),
             ("user", true) => {
                 netdev.remove("hostfwd");
@@ -396,19 +402,29 @@ impl Rewriter<'_> {
 
 /// A memory backend whose pages are not all touched at the start: they have
 /// their content, and another QEMU may be writing it.
-fn without_prealloc(value: &str) -> Result<String, Unsupported> {
-    let mut object = Properties::parse(value)?;
+fn without_prealloc(mut object: Properties, value: &str) -> String {
     let kind = object.get("qom-type", "qom-type").unwrap_or_default();
-    if kind == "filter-dump" {
-        return Err(Unsupported("-object filter-dump: it would truncate its file".to_owned()));
-    }
     if !kind.starts_with("memory-backend-") {
-        return Ok(value.to_owned());
+        return value.to_owned();
     }
     object.remove("prealloc");
     // A QEMU that ends would throw away what another one runs on.
     object.remove("discard-data");
-    Ok(object.to_string())
+    object.to_string()
+}
+
+/// The first option that names descriptors of the process: they end with it, unless whoever
+/// starts the next hands it the same.
+pub fn inherited(line: &[String]) -> Option<String> {
+    let names_fds = |argument: &Argument<'_>| match argument.name {
+        "add-fd" => true,
+        "chardev" | "netdev" | "nic" | "net" => {
+            let options = Properties::parse(argument.value.unwrap_or_default());
+            options.is_ok_and(|it| ["fd", "fds"].iter().any(|key| it.get(key, "").is_some()))
+        }
+        _ => false,
+    };
+    arguments(line).iter().find(|it| names_fds(it)).map(|it| it.name.to_owned())
 }
 
 fn set_text(options: &mut Properties, key: &str, value: &str) {

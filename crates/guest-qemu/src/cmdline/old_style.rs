@@ -14,9 +14,6 @@ pub(super) fn modern(value: &str) -> Result<Option<Properties>, Unsupported> {
         let path = ("path".to_owned(), Some(rest.to_owned()));
         return Ok(Some(Properties::Pairs(vec![("file".to_owned(), None), path])));
     }
-    if kind == "udp" && rest.contains('@') {
-        return Err(Unsupported(format!("{value}: its port is taken")));
-    }
     if !["unix", "tcp", "telnet", "websocket"].contains(&kind) {
         return Ok(None);
     }
