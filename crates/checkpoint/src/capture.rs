@@ -334,7 +334,7 @@ fn copy_disks(
         below.push(layers);
         Ok(DiskPlace { path, below: nearest })
     };
-    let copies = guest.copy_disks(&mut place, &mut |done, of| observer.progress(done, of))?;
+    let copies = guest.copy_disks(&mut place)?;
     observer.step(Step::DisksCopied);
     guest.finish()?;
     observer.step(Step::Settled);

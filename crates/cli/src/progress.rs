@@ -66,10 +66,9 @@ impl Observer for Progress {
             }
             Step::Resumed => {
                 self.quiet.store(false, Ordering::Relaxed);
-                "writing changes"
+                "writing pages, disks"
             }
-            Step::WrittenBehind => "copying disks",
-            Step::DisksCopied => "writing to disk",
+            Step::WrittenBehind => "writing to disk",
             _ => return,
         };
         if !self.quiet.load(Ordering::Relaxed) {

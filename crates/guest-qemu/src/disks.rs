@@ -140,7 +140,6 @@ pub(crate) fn copy(
     index: usize,
     target: &DiskPlace,
     since: Option<&str>,
-    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), DiskError> {
     let since = since.zip(target.below.as_deref());
     let path = &target.path;
@@ -182,10 +181,7 @@ pub(crate) fn copy(
                 qmp.execute("job-dismiss", json!({"id": job}))?;
                 state.error.map_or(Ok(()), |error| Err(DiskError::Job(job.clone(), error)))?;
             }
-            _ => {
-                progress(state.done, state.of);
-                std::thread::sleep(POLL);
-            }
+            _ => std::thread::sleep(POLL),
         }
     }
     qmp.execute("blockdev-del", json!({"node-name": node}))?;
@@ -349,8 +345,6 @@ fn hand_over(qmp: &mut Qmp, path: &Path, direct: bool) -> Result<String, DiskErr
 struct JobState {
     status: String,
     error: Option<String>,
-    done: u64,
-    of: u64,
 }
 
 fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
@@ -358,8 +352,6 @@ fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
     Ok(jobs.as_array().into_iter().flatten().find(|job| job["id"] == id).map(|job| JobState {
         status: job["status"].as_str().unwrap_or_default().to_owned(),
         error: job["error"].as_str().map(str::to_owned),
-        done: job["current-progress"].as_u64().unwrap_or(0),
-        of: job["total-progress"].as_u64().unwrap_or(0),
     }))
 }
 

@@ -326,12 +326,9 @@ impl Guest for QemuGuest {
     fn copy_disks(
         &mut self,
         place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
-        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError> {
         let journal = self.journal()?;
         let cwd = self.record.folder.clone();
-        let of: u64 = self.found.disks.iter().map(|disk| disk.info.virtual_bytes).sum();
-        let mut before = 0;
         let mut copies = Vec::new();
         for (index, disk) in self.found.disks.clone().iter().enumerate() {
             let tracked = journal.was_running && self.tracked.get(index) == Some(&true);
@@ -339,13 +336,11 @@ impl Guest for QemuGuest {
             let since = self.tracking.as_ref().and_then(|it| it.since.clone());
             self.step("copying a disk", |qmp, _, _| {
                 if journal.was_running {
-                    let mut told = |done, _| progress(before + done, of);
-                    disks::copy(qmp, disk, index, &target, since.as_deref(), &mut told)
+                    disks::copy(qmp, disk, index, &target, since.as_deref())
                 } else {
                     disks::copy_offline(disk, &target.path, &cwd)
                 }
             })?;
-            before += disk.info.virtual_bytes;
             copies.push(DiskCopy {
                 disk: disk.info.clone(),
                 path: target.path,
@@ -401,25 +396,44 @@ impl Guest for QemuGuest {
 /// # Errors
 /// Where it cannot be given the right to.
 pub fn uffd_origin(qmp: &mut Qmp, process: &ProcessHandle) -> Result<UffdOrigin, Box<dyn Error>> {
-    if may_call_userfaultfd(process.pid()) {
-        return Ok(UffdOrigin::Syscall);
-    }
-    let device = open_userfaultfd_device()?;
+    let may_call = may_call_userfaultfd(process.pid());
+    let device = match open_userfaultfd_device() {
+        _ if may_call == May::Surely => return Ok(UffdOrigin::Syscall),
+        Err(_) if may_call == May::Perhaps => return Ok(UffdOrigin::Syscall),
+        device => device?,
+    };
     qmp.execute_with_fd("getfd", json!({"fdname": UFFD_DEVICE}), device.as_fd())?;
     let files = list_fds(process.pid())?;
     let theirs = files.iter().find(|file| file.target == Path::new("/dev/userfaultfd"));
     theirs.map(|file| UffdOrigin::Device(file.number)).ok_or_else(|| "QEMU does not have it".into())
 }
 
+/// Takes `/dev/userfaultfd` away from QEMU again, where it was given that.
+pub fn close_userfaultfd_device(qmp: &mut Qmp) {
+    let _ = qmp.execute("closefd", json!({"fdname": UFFD_DEVICE}));
+}
+
+/// Whether a process may make a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum May {
+    Surely,
+    /// A filter, a service manager's say, may end who makes a call that few make.
+    Perhaps,
+    No,
+}
+
 /// Whether the process may make a userfaultfd that serves the kernel's own
 /// accesses too (userfaultfd(2)).
-fn may_call_userfaultfd(pid: Pid) -> bool {
+fn may_call_userfaultfd(pid: Pid) -> May {
     let everybody = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
         .is_ok_and(|text| text.trim() == "1");
     let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     let effective = field("CapEff:").and_then(|caps| u64::from_str_radix(caps, 16).ok());
-    // A filter, a service manager's say, may end who makes a system call that few make.
     let filter = field("Seccomp:").is_some_and(|mode| mode != "0");
-    !filter && (everybody || effective.is_some_and(|caps| caps & CAP_SYS_PTRACE != 0))
+    match everybody || effective.is_some_and(|caps| caps & CAP_SYS_PTRACE != 0) {
+        true if filter => May::Perhaps,
+        true => May::Surely,
+        false => May::No,
+    }
 }

@@ -28,7 +28,7 @@ mod state;
 
 pub use discover::{Discovered, Disk, discover, map_ram_files, maps_file};
 pub use disks::DiskError;
-pub use guest::{QemuGuest, uffd_origin as userfaultfd_origin};
+pub use guest::{QemuGuest, close_userfaultfd_device, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qmp::{Qmp, QmpError};
 pub use recover::{END_WITHIN, RecoverError, put_back, recover};

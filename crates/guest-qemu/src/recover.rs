@@ -150,7 +150,7 @@ fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
         }
     }
     // Only there where QEMU may not make a userfaultfd by itself.
-    let _ = qmp.execute("closefd", json!({"fdname": crate::guest::UFFD_DEVICE}));
+    crate::guest::close_userfaultfd_device(qmp);
     Ok(())
 }
 

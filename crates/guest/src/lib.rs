@@ -91,14 +91,12 @@ pub trait Guest {
     /// Copies each disk, as it was frozen, to the place that `place` names for
     /// it, while the guest runs. `place` is told whether it is known what was
     /// written since the earlier pause, and may then want no more than that.
-    /// `progress` is told (done, of) bytes.
     ///
     /// # Errors
     /// Where a disk cannot be read or the copy cannot be written.
     fn copy_disks(
         &mut self,
         place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
-        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<DiskCopy>, GuestError>;
 
     /// Makes the guest's own disk files current again and ends the capture.

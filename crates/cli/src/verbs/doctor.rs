@@ -58,7 +58,7 @@ fn look() -> Vec<Finding> {
         optional("/dev/kvm", "guests at full speed", openable("/dev/kvm")),
         optional(
             "/dev/userfaultfd",
-            "guests that run as another user",
+            "guests that run as another user, or under a filter of system calls",
             open_userfaultfd_device()
                 .map(|_| "present".to_owned())
                 .map_err(|error| error.to_string()),

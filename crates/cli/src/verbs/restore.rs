@@ -20,7 +20,7 @@ use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase
 use dewar_guest_qemu::revive::{
     Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
 };
-use dewar_guest_qemu::{maps_file, userfaultfd_origin};
+use dewar_guest_qemu::{close_userfaultfd_device, maps_file, userfaultfd_origin};
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
@@ -246,7 +246,9 @@ fn bring_back(
             .map_err(|error| failed(error.to_string()))?;
         let origin =
             userfaultfd_origin(&mut qmp, &process).map_err(|error| failed(error.to_string()))?;
-        record.server = Some(server.attach(&record.process, origin)?);
+        let attached = server.attach(&record.process, origin);
+        close_userfaultfd_device(&mut qmp);
+        record.server = Some(attached?);
         folder.set_record(&record)?;
     }
     progress.stage("loading the devices");

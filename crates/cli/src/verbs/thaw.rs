@@ -14,7 +14,9 @@ use dewar_guest_qemu::freeze::{remove_kept, start};
 use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
-use dewar_guest_qemu::{END_WITHIN, Qmp, QmpError, map_ram_files, userfaultfd_origin};
+use dewar_guest_qemu::{
+    END_WITHIN, Qmp, QmpError, close_userfaultfd_device, map_ram_files, userfaultfd_origin,
+};
 use dewar_memory::{Pid, ProcessHandle};
 use dewar_units::PAGE_BYTES;
 use serde_json::{Value, json};
@@ -198,5 +200,7 @@ fn track(qmp: &mut Qmp, record: &GuestRecord) -> Option<u64> {
     let process = ProcessHandle::open(Pid(record.process.pid)).ok()?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram).ok()?;
     let origin = userfaultfd_origin(qmp, &process).ok()?;
-    tracking::arm(&process, &ram, origin).ok()
+    let tracker = tracking::arm(&process, &ram, origin);
+    close_userfaultfd_device(qmp);
+    tracker.ok()
 }

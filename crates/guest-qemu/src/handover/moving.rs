@@ -7,7 +7,7 @@ use super::{
     refuse_what_is_under_way,
 };
 use crate::discover::{map_ram_files, maps_file};
-use crate::guest::{QemuGuest, uffd_origin};
+use crate::guest::{QemuGuest, close_userfaultfd_device, uffd_origin};
 use crate::journal::Journal;
 use crate::launch::{Launched, launch};
 use crate::qmp::{Qmp, QmpError};
@@ -157,6 +157,8 @@ impl Waiting<'_> {
         let Some(mut new) = self.new.take() else {
             return Err(self.refused("it ended while it waited"));
         };
+        // Whoever wanted to track it has begun.
+        close_userfaultfd_device(&mut new);
         // What the host caches of its disks must not be written in the pause.
         self.guest.flush()?;
         let mut journal = Journal::load(&folder)?.unwrap_or_default();
