@@ -230,7 +230,7 @@ pub struct WhichArgs {
     /// Every guest that it can be done with.
     #[arg(long)]
     pub all: bool,
-    /// How many at a time [default: upgrade one for each CPU, freeze and thaw two].
+    /// How many at a time [default: for each CPU one by upgrade, two by freeze and thaw].
     #[arg(long, value_name = "N", requires = "all")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,

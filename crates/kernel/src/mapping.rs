@@ -255,8 +255,9 @@ fn memory_info(name: &str) -> Result<u64, KernelError> {
     let text =
         std::fs::read_to_string(path).map_err(|cause| KernelError::new("read", path, cause))?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));
-    let kib: u64 = value.and_then(|value| value.trim().parse().ok()).unwrap_or(0);
-    Ok(kib << 10)
+    let kib: Option<u64> = value.and_then(|value| value.trim().parse().ok());
+    let missing = || std::io::Error::other(format!("it has no {name}"));
+    kib.map(|kib| kib << 10).ok_or_else(|| KernelError::new("read", path, missing()))
 }
 
 #[cfg(test)]

@@ -63,8 +63,17 @@ pub struct PageServer<'a> {
     missing: Mutex<Missing>,
     of: u64,
     reused: AtomicU64,
-    problem: Mutex<Option<String>>,
+    problem: Mutex<Problem>,
     guest_ended: AtomicBool,
+}
+
+/// Why pages cannot be read.
+#[derive(Default)]
+struct Problem {
+    /// By the present pass over all pages, or else the last whole one.
+    lasting: Option<String>,
+    /// By the present pass.
+    of_pass: Option<String>,
 }
 
 /// The pages that have not arrived.
@@ -138,7 +147,7 @@ impl<'a> PageServer<'a> {
             faults: FaultServer::attach(process, ram, origin)?,
             of: missing.left,
             missing: Mutex::new(missing),
-            problem: Mutex::new(None),
+            problem: Mutex::new(Problem::default()),
             guest_ended: AtomicBool::new(false),
         })
     }
@@ -266,8 +275,6 @@ impl<'a> PageServer<'a> {
         while !self.stopped() && self.lock().left > 0 {
             if !first {
                 std::thread::sleep(RETRY);
-                // What lasts is noted again.
-                self.problem.lock().unwrap_or_else(|locked| locked.into_inner()).take();
             }
             first = false;
             let pieces = Pieces::new(rest, PIECE);
@@ -283,6 +290,9 @@ impl<'a> PageServer<'a> {
                 Ok(())
             });
             result.unwrap_or_else(|error| self.note(error));
+            // What lasts was noted again.
+            let mut problem = self.problem();
+            problem.lasting = problem.of_pass.take();
         }
     }
 
@@ -377,12 +387,16 @@ impl<'a> PageServer<'a> {
     }
 
     fn note(&self, error: CheckpointError) {
-        let mut problem = self.problem.lock().unwrap_or_else(|locked| locked.into_inner());
-        *problem = Some(error.to_string());
+        let why = Some(error.to_string());
+        *self.problem() = Problem { lasting: why.clone(), of_pass: why };
+    }
+
+    fn problem(&self) -> MutexGuard<'_, Problem> {
+        self.problem.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
     fn progress(&self) -> ServeProgress {
-        let problem = self.problem.lock().unwrap_or_else(|locked| locked.into_inner()).clone();
+        let problem = self.problem().lasting.clone();
         let missing = self.lock().left;
         ServeProgress {
             arrived: self.of - missing,

@@ -13,7 +13,11 @@ const DEVICES: [&str; 5] = ["serial", "parallel", "monitor", "qmp", "debugcon"];
 /// again, as far as they are known.
 pub fn file_paths(line: &[String]) -> Vec<String> {
     let disks = disk_places(line).unwrap_or_default();
-    let is_file = |path: &String| !path.contains("://") && !path.starts_with("json:");
+    // As QEMU tells a protocol from a path (`path_has_protocol` in its block.c).
+    let is_file = |path: &String| match (path.find(':'), path.find('/')) {
+        (Some(colon), slash) => slash.is_some_and(|slash| slash < colon),
+        (None, _) => true,
+    };
     let mut found: Vec<String> = disks.into_iter().map(|it| it.path).filter(is_file).collect();
     for argument in arguments(line) {
         let value = argument.value.unwrap_or_default();
