@@ -3,7 +3,7 @@
 //! in the same run. Gaps are in the guest's heartbeat, timed from outside.
 //!
 //! usage: dewar-bench-upgrade DEWAR OUT.json [--repeats N] [--sizes MIB,...]
-//!     [--guests N] [--parts WORD,...]
+//!     [--guests N] [--parts WORD,...] [--ways WORD,...]
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,8 @@ struct Plan {
     sizes: Vec<u64>,
     guests: usize,
     parts: Vec<String>,
+    /// How one guest is treated.
+    ways: Vec<Way>,
     /// The two QEMUs between which guests move.
     qemus: [String; 2],
 }
@@ -57,12 +59,15 @@ fn main() -> Result<()> {
 
 /// One idle guest of a size, each way in turn, repeated.
 fn one_guest(plan: &Plan, mib: u64) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Way::ALL.iter().map(|way| Row::new(way.name(), mib, 1)).collect();
+    let mut rows: Vec<Row> = plan.ways.iter().map(|way| Row::new(way.name(), mib, 1)).collect();
     for by_dewar in [true, false] {
+        if !plan.ways.iter().any(|way| way.is_dewars() == by_dewar) {
+            continue;
+        }
         // One guest for all: it takes longer to fill its memory than to measure.
         let mut subject = Subject::start(plan, by_dewar, mib)?;
         for repeat in 0..plan.repeats {
-            let ways = Way::ALL.iter().zip(&mut rows);
+            let ways = plan.ways.iter().zip(&mut rows);
             for (way, row) in ways.filter(|(way, _)| way.is_dewars() == by_dewar) {
                 let figures = subject.measure(*way, &plan.qemus[(repeat + 1) % 2])?;
                 row.gaps_ms.push(figures.gap_ms);
@@ -82,7 +87,7 @@ impl Plan {
 
 fn plan() -> Result<Plan> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: dewar-bench-upgrade DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--guests N] [--parts one,many,web]";
+    let usage = "usage: dewar-bench-upgrade DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--guests N] [--parts one,many,web] [--ways upgrade,freeze,unchecked,save,boot]";
     let other = next_qemu().map_or_else(qemu, |program| program.display().to_string());
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
@@ -91,6 +96,7 @@ fn plan() -> Result<Plan> {
         sizes: vec![256, 1024, 2048, 4096, 8192],
         guests: 6,
         parts: ["one", "many", "web"].map(str::to_owned).to_vec(),
+        ways: Way::ALL.to_vec(),
         qemus: [qemu(), other],
     };
     while let Some(flag) = words.next() {
@@ -99,6 +105,7 @@ fn plan() -> Result<Plan> {
             "--repeats" => plan.repeats = value.parse()?,
             "--sizes" => plan.sizes = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--guests" => plan.guests = value.parse()?,
+            "--ways" => plan.ways = Way::named(&value).context(usage)?,
             "--parts" => plan.parts = value.split(',').map(str::to_owned).collect(),
             _ => anyhow::bail!(usage),
         }

@@ -34,6 +34,21 @@ impl Way {
         Self::ShutdownBoot,
     ];
 
+    /// Those of a list of words.
+    pub fn named(words: &str) -> Option<Vec<Self>> {
+        let way = |word| {
+            Some(match word {
+                "upgrade" => Self::Upgrade,
+                "freeze" => Self::FreezeThaw,
+                "unchecked" => Self::FreezeThawUnchecked,
+                "save" => Self::SaveRestore,
+                "boot" => Self::ShutdownBoot,
+                _ => return None,
+            })
+        };
+        words.split(',').map(way).collect()
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Upgrade => "dewar upgrade",
