@@ -37,7 +37,8 @@ pub enum Verb {
     /// Start a QEMU command line in the background.
     ///
     /// The command line is changed in two places only: RAM goes into a shared file, and a QMP socket
-    /// is added. What cannot be taken is refused before anything starts (exit 4).
+    /// is added. What cannot be taken is refused (exit 4), before anything starts or, what only QEMU
+    /// can tell, just after.
     Run(RunArgs),
     /// Take over a QEMU that somebody else started.
     ///

@@ -222,18 +222,18 @@ fn a_silent_qemu_keeps_nobody_waiting_for_ever() {
 fn a_terminal_does_not_stop_who_holds_a_guest() {
     let lab = common::lab();
     run(&lab, &[]);
-    for verb in ["checkpoint", "upgrade", "freeze"] {
-        let step = if verb == "upgrade" { "started" } else { "stopped" };
-        let line = [verb, "g", "--yes"];
-        let line = if verb == "upgrade" { &line[..] } else { &line[..2] };
-        let step = if verb == "freeze" { "kept" } else { step };
+    for (line, step) in [
+        (&["checkpoint", "g"][..], "stopped"),
+        (&["upgrade", "g", "--yes"], "started"),
+        (&["freeze", "g"], "kept"),
+    ] {
         let held = HeldCheckpoint::at_with(&lab, line, step);
         let status = fs::read_to_string(format!("/proc/{}/status", held.pid)).expect("status");
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("mask");
         let blocked = u64::from_str_radix(blocked.trim(), 16).expect("mask");
-        assert_ne!(blocked & 1 << (Signal::TSTP.as_raw() - 1), 0, "{verb}");
+        assert_ne!(blocked & 1 << (Signal::TSTP.as_raw() - 1), 0, "{line:?}");
         let (code, _, said) = held.go_on();
-        assert_eq!(code, 0, "{verb}: {said}");
+        assert_eq!(code, 0, "{line:?}: {said}");
     }
 }
 

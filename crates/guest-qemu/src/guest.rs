@@ -397,8 +397,10 @@ impl Guest for QemuGuest {
 /// Where it cannot be given the right to.
 pub fn uffd_origin(qmp: &mut Qmp, process: &ProcessHandle) -> Result<UffdOrigin, Box<dyn Error>> {
     let may_call = may_call_userfaultfd(process.pid());
+    if may_call == May::Surely {
+        return Ok(UffdOrigin::Syscall);
+    }
     let device = match open_userfaultfd_device() {
-        _ if may_call == May::Surely => return Ok(UffdOrigin::Syscall),
         Err(_) if may_call == May::Perhaps => return Ok(UffdOrigin::Syscall),
         device => device?,
     };

@@ -8,21 +8,16 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// # Errors
 /// Where the kernel refuses.
 pub fn end_signals() -> Result<OwnedFd, KernelError> {
-    let failed = || KernelError::last("signalfd", "the signals that end a process");
     run_on()?;
-    // SAFETY: the set is made by sigemptyset before it is used and outlives all
-    // calls; the file that signalfd makes is ours alone.
+    let set = block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])?;
+    // SAFETY: the set was made by sigemptyset and outlives the call; the file that
+    // signalfd makes is ours alone.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
-            return Err(failed());
-        }
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC);
-        if fd < 0 { Err(failed()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+        if fd < 0 {
+            return Err(KernelError::last("signalfd", "the signals that end a process"));
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 
@@ -33,16 +28,25 @@ pub fn end_signals() -> Result<OwnedFd, KernelError> {
 /// # Errors
 /// Where the kernel refuses.
 pub fn run_on() -> Result<(), KernelError> {
+    block(&[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]).map(drop)
+}
+
+/// Blocks signals, beside those that are blocked already; returns them as a set.
+fn block(signals: &[i32]) -> Result<libc::sigset_t, KernelError> {
     // SAFETY: the set is made by sigemptyset before it is used and outlives all calls.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] {
-            libc::sigaddset(&raw mut set, signal);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
         }
-        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
-            return Err(KernelError::last("pthread_sigmask", "the signals of a terminal"));
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
+            0 => Ok(set),
+            // It tells the error by its result (pthread_sigmask(3)).
+            code => {
+                let cause = std::io::Error::from_raw_os_error(code);
+                Err(KernelError::new("pthread_sigmask", "signals", cause))
+            }
         }
     }
-    Ok(())
 }
