@@ -106,7 +106,7 @@ impl Context {
 /// Finishes what a dead command left with a guest; its record may be another
 /// then.
 fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
-    recover(|| Qmp::connect_to(&record.qmp, &record.process), folder, &record)?;
+    recover(|| record.connect(), folder, &record)?;
     settle_unthawed(folder, folder.record()?)
 }
 
@@ -117,7 +117,7 @@ fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<Gue
     if !pending || !record.process.is_alive() || lacks_server(folder, &record) {
         return Ok(record);
     }
-    let result = Qmp::connect_to(&record.qmp, &record.process).and_then(|mut qmp| start(&mut qmp));
+    let result = record.connect().and_then(|mut qmp| start(&mut qmp));
     result.map_err(|error| qmp_failure(&record, &error).attention())?;
     record.start_pending = false;
     record.frozen = None;
@@ -175,7 +175,7 @@ pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> 
 
 /// Connects to a guest's QEMU.
 pub fn connect(record: &GuestRecord) -> Result<Qmp, Failure> {
-    Qmp::connect_to(&record.qmp, &record.process).map_err(|error| qmp_failure(record, &error))
+    record.connect().map_err(|error| qmp_failure(record, &error))
 }
 
 /// Says that a guest's QEMU does not do as it is told.

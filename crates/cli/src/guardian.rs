@@ -96,7 +96,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     for _ in 0..TRIES {
         let connect = || match inherited.take() {
             Some(fd) => Ok(Qmp::take_over(fd)),
-            None => Qmp::connect_to(&record.qmp, &record.process),
+            None => record.connect(),
         };
         result = recover(connect, &folder, &record);
         if result.is_ok() {

@@ -64,8 +64,7 @@ impl QemuGuest {
             let guest = record.name.clone();
             return Err(GuestError::Ended { guest, operation: "it was not looked at".to_owned() });
         }
-        let mut qmp = Qmp::connect_to(&record.qmp, &record.process)
-            .map_err(|error| failed(error.to_string()))?;
+        let mut qmp = record.connect().map_err(|error| failed(error.to_string()))?;
         put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
         let found = discover(&mut qmp, &record)?;
         Ok(Self {

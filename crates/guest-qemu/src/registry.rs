@@ -18,6 +18,7 @@ pub use frozen::{Frozen, Kept, KeptDisk};
 pub use process::ProcessId;
 
 use crate::cmdline::Descriptors;
+use crate::qmp::{Qmp, QmpError};
 use rustix::fs::{FlockOperation, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -175,6 +176,14 @@ impl GuestRecord {
             frozen: None,
             server: None,
         }
+    }
+
+    /// Connects to its QEMU, and to no other.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect_to`].
+    pub fn connect(&self) -> Result<Qmp, QmpError> {
+        Qmp::connect_to(&self.qmp, &self.process)
     }
 }
 

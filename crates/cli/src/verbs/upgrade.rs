@@ -12,7 +12,7 @@ use crate::verbs::run::find_program;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::handover::{HandoverError, Moved, Plan};
 use dewar_guest_qemu::registry::GuestRecord;
-use dewar_guest_qemu::{Discovered, QemuGuest, Qmp, discover};
+use dewar_guest_qemu::{Discovered, QemuGuest, discover};
 use dewar_memory::ProcessHandle;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -145,9 +145,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
 
 fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(), Failure> {
     let record = &moved.record;
-    let found = Qmp::connect_to(&record.qmp, &record.process)
-        .ok()
-        .and_then(|mut qmp| discover(&mut qmp, record).ok());
+    let found = record.connect().ok().and_then(|mut qmp| discover(&mut qmp, record).ok());
     let after = found.map_or_else(|| "?".to_owned(), |found: Discovered| found.version);
     let stood = moved.downtime_ms.map(|ms| format!(", standing still for {ms} ms"));
     let mut text = format!(
