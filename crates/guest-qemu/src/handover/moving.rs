@@ -1,7 +1,7 @@
 //! Starting the new QEMU and moving the guest.
 
 use super::fate::{Fate, fate};
-use super::tap::TapKeeper;
+use super::tap::{self, TapKeeper};
 use super::{
     Handover, HandoverError, Plan, SOCKET, Stage, back, forward, refuse_what_changed,
     refuse_what_is_under_way,
@@ -109,6 +109,8 @@ impl Waiting<'_> {
         if status["status"] != "inmigrate" {
             return Err(unfit("does not wait for the guest"));
         }
+        // It has set its taps up by now. The keeper may not have had its turn yet.
+        tap::restore(&self.handover.old, &self.handover.taps);
         let needed = state::capabilities_to_change(&mut qmp, bitmaps)?;
         state::set_capabilities(&mut qmp, needed.into_iter().map(|(name, now)| (name, !now)))?;
         let ignores = qmp.execute("query-migrate-capabilities", json!({}))?;
