@@ -2,7 +2,7 @@ use crate::process::patience;
 use anyhow::{Context, Result, bail};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What the guest's program says first.
@@ -11,6 +11,7 @@ const READY: &str = "dewar-guest ready";
 /// The serial port over which the guest's program obeys.
 #[derive(Debug)]
 pub struct Console {
+    path: PathBuf,
     stream: UnixStream,
     received: Vec<u8>,
 }
@@ -24,7 +25,9 @@ impl Console {
         let deadline = Instant::now() + patience(Duration::from_secs(10));
         loop {
             match UnixStream::connect(path) {
-                Ok(stream) => return Ok(Self { stream, received: Vec::new() }),
+                Ok(stream) => {
+                    return Ok(Self { path: path.to_owned(), stream, received: Vec::new() });
+                }
                 Err(error) if Instant::now() > deadline => {
                     return Err(error).with_context(|| path.display().to_string());
                 }
@@ -90,7 +93,7 @@ impl Console {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("the guest is silent");
+                bail!("the guest is silent; {}", crate::silence::describe(&self.path));
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut buffer = [0; 4096];

@@ -12,6 +12,7 @@ mod load;
 mod network;
 mod process;
 mod redis;
+mod silence;
 mod slow_disk;
 mod small_disk;
 
