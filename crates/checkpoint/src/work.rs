@@ -2,8 +2,9 @@
 
 use dewar_kernel::{ThreadActivity, ThreadId};
 use dewar_units::PageRange;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How often it is looked whether idle threads starve.
@@ -41,6 +42,54 @@ impl Pieces {
     }
 }
 
+/// A thread of [`run_idle`].
+struct Worker {
+    thread: ThreadId,
+    /// Whether it is one that starved, and is idle no more.
+    fed: Mutex<bool>,
+}
+
+thread_local! {
+    /// Set in threads of [`run_idle`].
+    static WORKER: RefCell<Option<Arc<Worker>>> = const { RefCell::new(None) };
+}
+
+impl Worker {
+    fn own() -> Arc<Self> {
+        Arc::new(Self { thread: ThreadId::own(), fed: Mutex::new(false) })
+    }
+
+    /// Makes it idle, unless it has starved.
+    fn settle(&self) {
+        let fed = self.fed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*fed {
+            // At ordinary priority the work is as right, only less kind.
+            let _ = self.thread.make_idle();
+        }
+    }
+
+    /// Makes it a nice thread for good; says whether it is one now.
+    fn feed(&self) -> bool {
+        let mut fed = self.fed.lock().unwrap_or_else(PoisonError::into_inner);
+        *fed = self.thread.make_nice(NICE).is_ok();
+        *fed
+    }
+}
+
+/// Does something for which others may wait, so that an idle thread does not keep
+/// them waiting until nobody wants its CPU. To be short.
+pub(crate) fn urgently<T>(work: impl FnOnce() -> T) -> T {
+    let worker = WORKER.with_borrow(Clone::clone);
+    if let Some(worker) = &worker {
+        let _ = worker.thread.make_ordinary();
+    }
+    let result = work();
+    if let Some(worker) = worker {
+        worker.settle();
+    }
+    result
+}
+
 /// Runs `work` on `threads` threads at idle priority; the first error wins.
 ///
 /// Where others want every CPU all the time an idle thread would hardly ever
@@ -57,11 +106,11 @@ pub(crate) fn run_idle<E: Send>(
                 let begun = begun.clone();
                 let work = &work;
                 scope.spawn(move || {
-                    let own = ThreadId::own();
+                    let own = Worker::own();
+                    own.settle();
+                    WORKER.set(Some(own.clone()));
                     let _ = begun.send(own);
                     drop(begun);
-                    // At ordinary priority the work is as right, only less kind.
-                    let _ = own.make_idle();
                     work()
                 })
             })
@@ -79,16 +128,16 @@ pub(crate) fn run_idle<E: Send>(
 }
 
 /// Looks after idle threads until `is_done` is closed.
-fn feed_starving(threads: Vec<ThreadId>, is_done: &mpsc::Receiver<()>) {
+fn feed_starving(workers: Vec<Arc<Worker>>, is_done: &mpsc::Receiver<()>) {
     let mut idle: Vec<_> =
-        threads.into_iter().map(|thread| (thread, ThreadActivity::default())).collect();
+        workers.into_iter().map(|worker| (worker, ThreadActivity::default())).collect();
     while is_done.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-        idle.retain_mut(|(thread, before)| {
+        idle.retain_mut(|(worker, before)| {
             // Of a thread that cannot be judged it is not known that it runs.
-            let Some(now) = thread.activity() else { return thread.make_nice(NICE).is_err() };
+            let Some(now) = worker.thread.activity() else { return !worker.feed() };
             let starves = is_starving(*before, now);
             *before = now;
-            !starves || thread.make_nice(NICE).is_err()
+            !starves || !worker.feed()
         });
     }
 }
@@ -101,6 +150,7 @@ fn is_starving(before: ThreadActivity, now: ThreadActivity) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dewar_kernel::Scheduling;
 
     #[test]
     fn who_wants_to_run_and_hardly_does_starves() {
@@ -108,6 +158,28 @@ mod tests {
         assert!(is_starving(thread(100, true), thread(101, true)));
         assert!(!is_starving(thread(100, true), thread(200, true)), "it has half a CPU");
         assert!(!is_starving(thread(100, true), thread(101, false)), "it waits for something");
+    }
+
+    #[test]
+    fn what_is_urgent_is_not_idle() {
+        let is_idle = || {
+            let how = ThreadId::own().task().scheduling().expect("scheduling");
+            how.policy != Scheduling::ordinary(0).policy
+        };
+        let work = || -> Result<(), ()> {
+            assert!(is_idle());
+            urgently(|| assert!(!is_idle()));
+            assert!(is_idle());
+            Ok(())
+        };
+        assert_eq!(run_idle(2, work), Ok(()));
+        urgently(|| assert!(!is_idle(), "no worker"));
+        // One that starved is idle no more.
+        let worker = Worker::own();
+        worker.settle();
+        assert!(is_idle() && worker.feed() && !is_idle());
+        worker.settle();
+        assert!(!is_idle());
     }
 
     #[test]

@@ -21,6 +21,11 @@ impl ThreadId {
         Self(unsafe { libc::gettid() })
     }
 
+    /// The same, as others know it.
+    pub fn task(self) -> Task {
+        Task { process: std::process::id() as i32, thread: self.0 }
+    }
+
     /// Puts the thread under `SCHED_IDLE`: it runs only where nobody else
     /// wants the CPU, so a guest does not feel it (sched(7)).
     ///
@@ -30,12 +35,20 @@ impl ThreadId {
         self.schedule(libc::SCHED_IDLE)
     }
 
-    /// Puts the thread back among the ordinary ones, at this nice value.
+    /// Puts the thread back among the ordinary ones, at the nice value that it had.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn make_ordinary(self) -> Result<(), KernelError> {
+        self.schedule(libc::SCHED_OTHER)
+    }
+
+    /// Puts the thread among the ordinary ones, at this nice value.
     ///
     /// # Errors
     /// Where the kernel refuses.
     pub fn make_nice(self, nice: i32) -> Result<(), KernelError> {
-        self.schedule(libc::SCHED_OTHER)?;
+        self.make_ordinary()?;
         // SAFETY: the call takes integers.
         let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, self.0 as u32, nice) };
         if result != 0 { Err(KernelError::last("setpriority", self.describe())) } else { Ok(()) }
@@ -44,7 +57,7 @@ impl ThreadId {
     /// How it is; `None` where it has ended or the kernel does not count
     /// (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst).
     pub fn activity(self) -> Option<ThreadActivity> {
-        let task = Task { process: std::process::id() as i32, thread: self.0 };
+        let task = self.task();
         Some(ThreadActivity { ran: task.ran()?, runnable: task.is_runnable() })
     }
 

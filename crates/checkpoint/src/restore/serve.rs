@@ -2,10 +2,11 @@
 //! and, in the background, hottest first.
 //!
 //! One thread answers touches: with the whole frame that holds the page, since
-//! it was expanded anyway, or its neighbours in a dirty store. Idle workers fill the rest. A page may be sent
-//! twice by two threads; the kernel keeps the first. When every page that is
-//! not zeros has arrived the registration ends, and what was never touched
-//! stays a hole.
+//! it was expanded anyway, or its neighbours in a dirty store. Idle workers expand
+//! the rest; they are not idle while they put pages in place, for then they hold
+//! what the first thread waits for. A page may be sent twice by two threads; the
+//! kernel keeps the first. When every page that is not zeros has arrived the
+//! registration ends, and what was never touched stays a hole.
 //!
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
@@ -14,7 +15,7 @@ use super::dead::{DeadRam, Kept};
 use super::hot_pages;
 use crate::CheckpointError;
 use crate::frames::{grouped, read_with};
-use crate::work::{Pieces, cores, run_idle};
+use crate::work::{Pieces, cores, run_idle, urgently};
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -254,11 +255,22 @@ impl<'a> PageServer<'a> {
             }
         }
         let reused: u64 = kept.iter().map(Kept::pages).sum();
+        urgently(|| self.place_huge(pages, &bytes, reused))
+    }
+
+    /// Puts a huge page in place, unless it has arrived; `reused` of its pages were
+    /// taken from the guest before.
+    fn place_huge(
+        &self,
+        pages: PageRange,
+        bytes: &[u8],
+        reused: u64,
+    ) -> Result<(), CheckpointError> {
         let mut missing = self.lock();
         // Another thread may have been faster, and the guest have given the
         // page back since.
         if pages.pages().any(|page| missing.contains(page)) {
-            self.faults.fill(pages.start, &bytes)?;
+            self.faults.fill(pages.start, bytes)?;
             for part in missing.runs_in(pages) {
                 missing.arrived(part);
             }
@@ -344,9 +356,11 @@ impl<'a> PageServer<'a> {
                 }
                 Err(why) => return Err(why.into()),
             };
-            for run in group.runs() {
-                self.place(run.first(), &run.gather(frame)?)?;
-            }
+            let runs = group.runs().map(|run| Ok((run.first(), run.gather(frame)?)));
+            let runs: Vec<_> = runs.collect::<Result<_, CheckpointError>>()?;
+            urgently(|| {
+                runs.iter().try_for_each(|(first, bytes)| self.place(*first, bytes).map(drop))
+            })?;
         }
         Ok(())
     }
@@ -359,7 +373,7 @@ impl<'a> PageServer<'a> {
     ) -> Result<Vec<PageNumber>, CheckpointError> {
         let (kept, others) = self.dead.part(&self.entries, pages);
         for run in kept {
-            let placed = self.place(run.first, &run.bytes)?;
+            let placed = urgently(|| self.place(run.first, &run.bytes))?;
             self.reused.fetch_add(placed, Ordering::Relaxed);
         }
         Ok(others)
