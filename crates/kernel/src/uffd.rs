@@ -196,10 +196,17 @@ impl Userfaultfd {
     /// Ends a registration; faults go the ordinary way again, and those that
     /// wait go on.
     ///
+    /// The kernel wakes who waits *before* it ends the registration
+    /// (`userfaultfd_unregister` in fs/userfaultfd.c). Since Linux 6.7 faults are handled
+    /// under the lock of their mapping alone, so one can begin to wait in between, and
+    /// nobody would wake it any more. To end it the kernel waits for that lock: who
+    /// began to wait has by then, and is woken here.
+    ///
     /// # Errors
     /// Where the range is not mapped.
     pub fn unregister(&self, range: &Range<u64>) -> Result<(), KernelError> {
-        self.ioctl("UFFDIO_UNREGISTER", UFFDIO_UNREGISTER, &mut UffdRange::from(range))
+        self.ioctl("UFFDIO_UNREGISTER", UFFDIO_UNREGISTER, &mut UffdRange::from(range))?;
+        self.wake(range)
     }
 
     /// Protects every page of the range, populated or not.
