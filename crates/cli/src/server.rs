@@ -188,15 +188,27 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let _ = std::io::stdout().write_all(READY.as_bytes());
     close_stdout();
     let last = Mutex::new(ServerState::default());
+    // The guest may have ended, and a later restore have a server of its own.
+    let save = |state: &ServerState| {
+        if folder.record().is_ok_and(|now| now.process.is_same(&record.process)) {
+            state.save(folder);
+        }
+    };
     let told = |progress: &ServeProgress| {
         let state = state_of(progress);
-        state.save(folder);
+        save(&state);
         *last.lock().unwrap_or_else(|locked| locked.into_inner()) = state;
     };
-    let end = server.run(told).map_err(|error| text(&error))?;
-    if end == ServeEnd::Complete {
-        let last = last.into_inner().unwrap_or_else(|locked| locked.into_inner());
-        ServerState { complete: true, ..last }.save(folder);
+    let end = server.run(told);
+    let last = last.into_inner().unwrap_or_else(|locked| locked.into_inner());
+    match end {
+        Ok(ServeEnd::Complete) => save(&ServerState { complete: true, ..last }),
+        Ok(ServeEnd::GuestEnded) => {}
+        // Nobody listens any more.
+        Err(error) => {
+            let why = format!("{error}; 'dewar restore {}' goes on with it", record.name);
+            save(&ServerState { problem: Some(why), ..last });
+        }
     }
     Ok(())
 }
