@@ -9,6 +9,7 @@ mod context;
 mod failure;
 mod guardian;
 mod kept;
+mod old_ram;
 mod output;
 mod progress;
 mod ram_dir;

@@ -7,7 +7,7 @@ use common::HeldCheckpoint;
 use dewar_guest_qemu::registry::GuestRecord;
 use dewar_guest_qemu::{Qmp, map_ram_files};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin, WriteTracker};
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, wait_until};
 use dewar_testkit::{signal_stop, wait_while_alive};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
@@ -252,4 +252,27 @@ fn what_a_dead_process_wrote_is_not_taken_for_nothing() {
     kill(pid, Signal::KILL);
     wait_while_alive(pid);
     tracker.look(1).expect_err("it is gone");
+}
+
+/// The memory of the guest that is replaced is given back while the new one starts.
+#[test]
+fn a_restore_where_there_is_room_for_one_guest() {
+    let lab = common::lab();
+    let small = SmallDisk::mount(&lab.path().join("small"), "280m").expect("small disk");
+    let ram_dir = small.path().display().to_string();
+    let spec = GuestSpec::default();
+    let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
+    let words: Vec<&str> = line.iter().map(String::as_str).collect();
+    lab.dewar(&[&["run", "g", "--ram-dir", &ram_dir, "--"], &words[..]].concat()).done();
+    let mut guest = lab.reach("g").expect("guest");
+    guest.console.ask("fill 100 noise").expect("fill");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "g"]).done();
+    for how in [&[][..], &[], &["--eager"]] {
+        lab.crash("g");
+        lab.restore(&mut guest, &[&["g", "--ram-dir", &ram_dir], how].concat()).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+        lab.wait_for_memory("g");
+        assert_eq!(fs::read_dir(small.path()).expect("folder").count(), 1, "one RAM file");
+    }
 }

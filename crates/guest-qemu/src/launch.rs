@@ -73,12 +73,13 @@ pub struct Launched {
     pub qmp: Qmp,
 }
 
-/// Makes the RAM files that are ours, empty, after seeing that there is room.
-/// What was made is removed again where it fails.
+/// Makes the RAM files that are ours, empty, after seeing that there is room, with
+/// `coming` bytes that others are giving back there. What was made is removed again
+/// where it fails.
 ///
 /// # Errors
 /// Where there is no room, or a file cannot be made.
-pub fn make_ram_files(regions: &[PlannedRegion]) -> Result<Vec<PathBuf>, LaunchError> {
+pub fn make_ram_files(regions: &[PlannedRegion], coming: u64) -> Result<Vec<PathBuf>, LaunchError> {
     let mut made = Vec::new();
     let result = regions.iter().filter(|region| region.owned).try_for_each(|region| {
         let path = &region.path;
@@ -89,6 +90,7 @@ pub fn make_ram_files(regions: &[PlannedRegion]) -> Result<Vec<PathBuf>, LaunchE
             regions.iter().filter(|it| made.contains(&it.path)).map(|it| it.bytes).sum();
         let free = free_bytes(folder)
             .map_err(|error| file_error("look for room beside")(error.cause))?
+            .saturating_add(coming)
             .saturating_sub(promised);
         if free < region.bytes {
             let (needed, free) = (ByteSize(region.bytes), ByteSize(free));

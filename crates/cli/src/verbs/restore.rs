@@ -8,6 +8,7 @@
 use crate::args::RestoreArgs;
 use crate::context::{Context, lacks_server, make_way};
 use crate::failure::{Code, Failure};
+use crate::old_ram::OldRam;
 use crate::progress::Progress;
 use crate::ram_dir::ram_dir;
 use crate::server;
@@ -61,10 +62,18 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let before = folder.record().ok();
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(args.ram_dir.clone());
-    let mut unnamed = make_way(&folder, Some(&ram_dir), thawing)?;
-    if !has_room(&ram_dir, image.record()) {
-        unnamed.clear();
+    let mut old_ram = OldRam::new(make_way(&folder, Some(&ram_dir), thawing)?);
+    let mut coming = 0;
+    let needed = image.record().memory.pages * PAGE_BYTES as u64;
+    let free = free_bytes(&ram_dir).unwrap_or(0);
+    if free < needed {
         dead.clear();
+        coming = old_ram.give_back(&ram_dir);
+        if args.eager || free + coming < needed {
+            // All of it is written to at once, or whether it fits is still to be seen.
+            old_ram.wait();
+            coming = 0;
+        }
     }
     // Everything that can be found damaged is found before a QEMU starts.
     let device_state = image.blob("device state", &image.record().device_state)?;
@@ -83,8 +92,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         disks,
         &progress,
         &mut made,
-        dead,
-        before.as_ref().and_then(|before| before.frozen.clone()),
+        Left { dead, coming, frozen: before.as_ref().and_then(|before| before.frozen.clone()) },
     );
     if let Err(failure) = result {
         end_unfinished(&folder)?;
@@ -127,7 +135,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         ),
     );
     // Only now: the guest need not wait until the old one's memory is free.
-    drop(unnamed);
+    drop(old_ram);
     Ok(())
 }
 
@@ -159,10 +167,13 @@ fn dead_ram(dead: &GuestRecord, record: &Record) -> Vec<File> {
     record.memory.regions.iter().map(file).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Whether the guest's RAM fits beside that of the dead one.
-fn has_room(ram_dir: &Path, record: &Record) -> bool {
-    let needed = record.memory.pages * PAGE_BYTES as u64;
-    free_bytes(ram_dir).is_ok_and(|free| free >= needed)
+/// What the guest before left.
+struct Left {
+    /// RAM files from which pages may be taken.
+    dead: Vec<File>,
+    /// Bytes of others that are being given back.
+    coming: u64,
+    frozen: Option<Frozen>,
 }
 
 #[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
@@ -177,9 +188,9 @@ fn bring_back(
     disks: Vec<SavedDisk>,
     progress: &Progress,
     made: &mut Vec<PathBuf>,
-    dead: Vec<File>,
-    frozen: Option<Frozen>,
+    left: Left,
 ) -> Result<(GuestRecord, Option<u64>), Failure> {
+    let Left { dead, coming, frozen } = left;
     let name = folder.name();
     let ram_path = |id: &str| folder.ram_file(ram_dir, id);
     let regions: Vec<(String, u64)> = image
@@ -192,7 +203,7 @@ fn bring_back(
     let machine = image.record().machine.clone();
     let revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     made.extend(revival.overlays.iter().cloned());
-    let owned_ram = make_ram_files(&revival.plan.run.regions)?;
+    let owned_ram = make_ram_files(&revival.plan.run.regions, coming)?;
     made.extend(owned_ram.iter().cloned());
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);

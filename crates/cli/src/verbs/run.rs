@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     })?;
-    let owned_ram = make_ram_files(&plan.regions)?;
+    let owned_ram = make_ram_files(&plan.regions, 0)?;
     let launched =
         launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path, Vec::new())
             .inspect_err(|_| remove_files(&owned_ram))?;
