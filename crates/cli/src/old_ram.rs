@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 /// Its files, which have no names any more. Dropped, they are given back.
 pub struct OldRam {
@@ -26,7 +26,8 @@ impl OldRam {
         // `st_blocks` is in units of 512 bytes (stat(2)).
         let bytes = self.files.iter().filter_map(there).map(|it| it.blocks() * 512).sum();
         let files = std::mem::take(&mut self.files);
-        self.giving_back = Some(std::thread::spawn(move || drop(files)));
+        // Where no thread can be made it is given back here and now.
+        self.giving_back = Builder::new().spawn(move || drop(files)).ok();
         bytes
     }
 

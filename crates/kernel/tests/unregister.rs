@@ -1,7 +1,8 @@
 //! A registration that ends while pages are touched: nobody waits for ever.
 
 use dewar_kernel::{
-    Pid, ProcessHandle, RegisterMode, SharedMapping, UffdOrigin, WritableMapping, userfaultfd_of,
+    Pid, ProcessHandle, RegisterMode, SharedMapping, UffdOrigin, WritableMapping, die_with_us,
+    userfaultfd_of,
 };
 use dewar_units::{PAGE_BYTES, PageNumber};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 const PAGES: u64 = 4096;
 const BYTES: u64 = PAGES * PAGE_BYTES as u64;
 /// Without the wake after the end some tens were enough.
-const ROUNDS: u64 = 30_000;
+const ROUNDS: u64 = 10_000;
 
 /// Not a test of its own: a process that touches page after page, and says after each
 /// how many it has touched.
@@ -54,16 +55,22 @@ fn nobody_waits_for_a_registration_that_has_ended() {
         }
         touched() > before
     };
-    let mut child = Command::new(std::env::current_exe().expect("exe"))
-        .args(["--exact", "toucher"])
-        .env("DEWAR_TEST_TOUCH", &path)
-        .spawn()
-        .expect("toucher");
+    let mut toucher = Command::new(std::env::current_exe().expect("exe"));
+    toucher.args(["--exact", "toucher"]).env("DEWAR_TEST_TOUCH", &path);
+    let mut child = die_with_us(&mut toucher).spawn().expect("toucher");
     let begins = goes_on();
     let range = mapped(child.id(), &path);
     [path.clone(), told_in(&path)].iter().for_each(|it| std::fs::remove_file(it).expect("remove"));
     let process = ProcessHandle::open(Pid(child.id() as i32)).expect("process");
-    let uffd = userfaultfd_of(&process, UffdOrigin::Syscall).expect("userfaultfd");
+    let uffd = match userfaultfd_of(&process, UffdOrigin::Syscall) {
+        Err(error) if error.errno() == Some(libc::EPERM) => {
+            println!("SKIPPED nobody_waits_for_a_registration_that_has_ended: {error}");
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+            return;
+        }
+        made => made.expect("userfaultfd"),
+    };
     let mut rounds = 0;
     let mut all_well = begins;
     while all_well && rounds < ROUNDS {
