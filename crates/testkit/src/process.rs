@@ -1,7 +1,8 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 
-fn state(pid: i32) -> Option<char> {
+/// The letter of a process's or a thread's state (proc_pid_stat(5)).
+pub(crate) fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }

@@ -1,9 +1,10 @@
 //! What a test says of a guest that does not answer: whether its QEMU lives and
 //! runs it, what its threads wait for, and how far its page server is.
 
-use dewar_guest_qemu::Qmp;
+use crate::process::state;
+use dewar_guest_qemu::registry::Registry;
 use dewar_kernel::{Task, threads_of};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -15,25 +16,30 @@ const WATCHED: Duration = Duration::from_millis(500);
 pub(crate) fn describe(console: &Path) -> String {
     let lab = console.parent().and_then(|folder| Some((folder.parent()?, folder.file_name()?)));
     let Some((lab, name)) = lab else { return String::new() };
-    let folder = lab.join("root/guests").join(name);
-    let read = |file: &str| fs::read_to_string(folder.join(file)).unwrap_or_default();
-    let record: Value = serde_json::from_str(&read("guest.json")).unwrap_or_default();
-    let status = Qmp::connect(&folder.join("qmp.sock"))
+    let Ok(folder) = Registry::new(&lab.join("root")).guest(&name.to_string_lossy()) else {
+        return String::new();
+    };
+    let record = match folder.record() {
+        Ok(record) => record,
+        Err(error) => return error.to_string(),
+    };
+    let status = record
+        .connect()
         .and_then(|mut qmp| qmp.execute("query-status", json!({})))
         .map_or_else(|error| error.to_string(), |status| status.to_string());
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let processes: String =
-        ["process", "server"].map(|key| threads(key, record[key]["pid"].as_i64())).concat();
+    let read = |file: &Path| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
     format!(
-        "phase {}, status {status}, page server's word {}, load {}\n{processes}",
-        record["phase"],
-        read("server.json").trim(),
-        load.trim()
+        "phase {:?}, status {status}, page server's word {}, load {}\n{}{}",
+        record.phase,
+        read(&folder.file("server.json")),
+        read(Path::new("/proc/loadavg")),
+        threads("QEMU", Some(record.process.pid)),
+        threads("page server", record.server.map(|server| server.pid)),
     )
 }
 
-fn threads(what: &str, pid: Option<i64>) -> String {
-    let Some(pid) = pid.map(|pid| pid as i32) else { return format!("no {what}\n") };
+fn threads(what: &str, pid: Option<i32>) -> String {
+    let Some(pid) = pid else { return format!("no {what}\n") };
     let before: Vec<_> = threads_of(pid).into_iter().map(|task| (task, task.ran())).collect();
     std::thread::sleep(WATCHED);
     let lines = before.into_iter().map(|(task, ran)| thread(task, ran.unwrap_or_default()));
@@ -45,8 +51,7 @@ fn thread(task: Task, before: Duration) -> String {
         let path = format!("/proc/{}/task/{}/{file}", task.process, task.thread);
         fs::read_to_string(path).unwrap_or_default().trim().to_owned()
     };
-    let stat = read("stat");
-    let state = stat.rsplit_once(") ").map_or("-", |(_, rest)| &rest[..1]);
+    let state = state(task.thread).unwrap_or('-');
     let ran = task.ran().unwrap_or_default().saturating_sub(before);
     format!("  {} {state} waits in '{}', ran {ran:?} of {WATCHED:?}\n", read("comm"), read("wchan"))
 }
