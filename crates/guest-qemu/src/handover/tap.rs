@@ -4,9 +4,12 @@
 //! whoever has it open (`TUNSETVNETHDRSZ`). A QEMU that starts sets it to the
 //! shortest, until it has loaded what the guest negotiated; a guest that runs in
 //! another QEMU meanwhile would find its packets out of place. So it is kept as it
-//! was, by looking again and again. (A starting QEMU also turns offloads off, which
-//! nobody can ask for; without them packets come right, and a little slower. The one
-//! that gets the guest turns them on again.)
+//! was, by looking again and again, and once more when the new QEMU waits: from then on
+//! until it loads the guest it is right even where nobody looks any more.
+//!
+//! (A starting QEMU also turns offloads off, which nobody can ask for; without them
+//! packets come right, and a little slower. The one that gets the guest turns them on
+//! again.)
 
 use crate::registry::ProcessId;
 use dewar_kernel::{Pid, ProcessHandle, set_tap_header_bytes, tap_header_bytes};
