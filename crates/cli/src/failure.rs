@@ -129,6 +129,13 @@ impl From<ImageError> for Failure {
             ImageError::NotFound { .. } => failure.advice("'dewar ls' lists checkpoints"),
             ImageError::NoStore { .. } => failure.advice("take a checkpoint first"),
             ImageError::Damaged { .. } => failure.advice("the checkpoint cannot be used"),
+            ImageError::BrokenRecord { id, .. } => {
+                failure.advice(format!("'dewar delete {id}' removes it"))
+            }
+            ImageError::Unsure { found: Some(id), .. } => {
+                failure.advice(format!("the newest of that name that can be read is {id}"))
+            }
+            ImageError::Unsure { .. } => failure.advice("'dewar ls' lists checkpoints"),
             _ => failure,
         }
     }

@@ -61,6 +61,14 @@ pub enum ImageError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The bytes of an image's record are not what was written: nothing is known of it.
+    #[error("the record of checkpoint {id} is damaged: {problem}")]
+    BrokenRecord {
+        /// The image.
+        id: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Something was written by a version that this one does not understand.
     #[error("{place} needs a newer Dewar: {problem}")]
     TooNew {
@@ -84,6 +92,16 @@ pub enum ImageError {
         reference: String,
         /// The ids that fit.
         candidates: Vec<String>,
+    },
+    /// A record that cannot be read may be what was asked for, or newer than what was found.
+    #[error("'{reference}' may be a checkpoint that cannot be read: {problem}")]
+    Unsure {
+        /// What was asked for.
+        reference: String,
+        /// The image of that name that can be read.
+        found: Option<String>,
+        /// Of the record.
+        problem: String,
     },
     /// The image is being read.
     #[error(

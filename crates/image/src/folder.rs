@@ -141,8 +141,10 @@ impl Backend for Folder {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(Holding::Taken),
             Err(error) => Err(ImageError::io("lock", &path)(error.into())),
             // It may have been removed while we opened or waited.
-            Ok(()) if !is_at(&file, &path) => Ok(Holding::Missing),
-            Ok(()) => Ok(held(file)),
+            Ok(()) => match is_at(&file, &path).map_err(ImageError::io("read", &path))? {
+                true => Ok(held(file)),
+                false => Ok(Holding::Missing),
+            },
         }
     }
 
@@ -234,8 +236,9 @@ fn make_held(path: &Path) -> std::io::Result<File> {
 }
 
 /// Whether `path` still means the file that we opened and locked.
-fn is_at(file: &File, path: &Path) -> bool {
-    matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if a.ino() == b.ino())
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let now = unless_missing(fs::metadata(path))?;
+    Ok(now.is_some_and(|now| file.metadata().is_ok_and(|data| data.ino() == now.ino())))
 }
 
 fn unless_missing<T>(result: std::io::Result<T>) -> std::io::Result<Option<T>> {

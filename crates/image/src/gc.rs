@@ -1,15 +1,15 @@
 //! Freeing what no image needs.
 //!
-//! Deleting an image removes the segments that no other record names. What is
-//! left for the collector: segments that nobody names (a record removed by
-//! hand, say), and those of which other images need only some frames. The
-//! second are written anew under their own number with the same frame numbers,
+//! Deleting an image removes the segments and disk copies that no other record names.
+//! What is left for the collector: those that nobody names (of a record that was
+//! damaged, say), and segments of which other images need only some frames. The
+//! last are written anew under their own number with the same frame numbers,
 //! the other frames *dropped*: they have no length. So no page table changes.
 //!
-//! **Beside writers.** Leases are read before records: a segment that is being
-//! written is named by a lease until its image's record is there. What an image
-//! that is being written shares with others are frames that these need too, and
-//! it keeps them from being deleted until its own record is there.
+//! **Beside writers.** Objects are listed before leases are read, and leases before
+//! records: a segment or disk copy that is being written is named by a lease until
+//! its image's record is there. What an image that is being written shares with others
+//! these need too, and it keeps them from being deleted until its own record is there.
 //!
 //! **Dirty stores.** Of pages that lie there one by one, those of an image are
 //! freed together, when no record and no lease names them.
@@ -22,11 +22,12 @@
 
 use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
-use crate::store::{record_name, segment_name};
-use crate::{Entry, ImageError, KeyedSource, Store, dirty, lease};
+use crate::store::segment_name;
+use crate::{Entry, ImageError, ImageId, KeyedSource, Store, dirty, lease};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 const FOLDER: &str = "segments";
+const DISKS: &str = "disks";
 
 /// What a collection freed, or would free.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,11 +36,13 @@ pub struct Collected {
     pub segments_removed: u64,
     /// Segments of which less than half was needed.
     pub segments_compacted: u64,
+    /// Disk copies that no image needs any more, by the objects that they lie in.
+    pub disks_removed: u64,
     /// Images that are gone and had pages in a dirty store.
     pub dirty_removed: u64,
     /// Why a dirty store was left as it is.
     pub dirty_problem: Option<String>,
-    /// Bytes that segments gave back.
+    /// Bytes that segments and disk copies gave back.
     pub bytes_freed: u64,
 }
 
@@ -60,6 +63,7 @@ pub fn collect(
         store.backend().tidy(FOLDER)?;
     }
     let existing = segments_in(store)?;
+    let disks = store.backend().list(DISKS)?;
     let leased = lease::named(store.backend())?;
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
@@ -84,8 +88,23 @@ pub fn collect(
             collected.bytes_freed += freed;
         }
     }
+    for (name, bytes) in disks {
+        let object = format!("{DISKS}/{name}");
+        if !is_disk_copy(&name) {
+            continue;
+        }
+        if leased.contains(&object) || needed.disks.contains(&object) {
+            continue;
+        }
+        collected.disks_removed += 1;
+        collected.bytes_freed += bytes;
+        if !dry_run {
+            store.backend().remove(&object)?;
+        }
+    }
     if !dry_run {
         store.backend().settle(FOLDER)?;
+        store.backend().settle(DISKS)?;
     }
     // What was freed before is told in any case.
     match collect_dirty(store, &leased, &needed.sources, dry_run) {
@@ -120,8 +139,7 @@ fn collect_dirty(
         for image in images {
             let owner = dirty::owner(&store.id(), &image);
             let is_needed = needed.iter().any(|source| source.image == image);
-            let exists = || store.backend().size(&record_name(&image));
-            if is_needed || leased.contains(owner.as_str()) || exists()?.is_some() {
+            if is_needed || leased.contains(owner.as_str()) || store.has_record(&image)? {
                 continue;
             }
             removed += 1;
@@ -140,6 +158,8 @@ struct Needed {
     sources: BTreeSet<KeyedSource>,
     /// Segments that a record names.
     named: BTreeSet<u64>,
+    /// Objects that a disk copy lies in.
+    disks: HashSet<String>,
     /// Frames that a page, a node or a blob lies in.
     frames: HashMap<u64, HashSet<u16>>,
     /// How many images were read.
@@ -155,11 +175,12 @@ impl Needed {
             progress(done as u64, ids.len() as u64);
             let image = match store.open_image(id) {
                 // Half deleted: it exists no more.
-                Err(ImageError::NotFound { .. }) => continue,
+                Err(ImageError::NotFound { .. }) if !store.has_record(id)? => continue,
                 other => other?,
             };
             let record = image.record();
             needed.named.extend(record.all_segments());
+            needed.disks.extend(record.disks.iter().flat_map(|disk| store.disk_objects(disk)));
             needed.sources.extend(record.keyed.values().cloned());
             image.table()?.levels().for_each(|level| needed.add(level));
             needed.add(&record.device_state.entries);
@@ -215,6 +236,14 @@ fn compact(
     let (_, content) = builder.finish();
     store.backend().put(&segment_name(number), &content)?;
     Ok(Some(bytes.saturating_sub(content.len() as u64)))
+}
+
+/// Whether an object among the disk copies is one, and not something that somebody put
+/// there: an image's id, and the disk's number.
+fn is_disk_copy(name: &str) -> bool {
+    let Some((image, rest)) = name.split_once('-') else { return false };
+    let number = rest.split_once('.').map_or("", |(number, _)| number);
+    ImageId::is_one(image) && number.parse::<usize>().is_ok()
 }
 
 /// The segments that there are, with their sizes.

@@ -70,7 +70,11 @@ pub(crate) fn sweep(store: &Store) -> Result<(), ImageError> {
             Ok(Left::Nothing) => held.remove()?,
             // Of a record that cannot be read it is not known what it needs.
             Ok(Left::InDirtyStore)
-            | Err(ImageError::Damaged { .. } | ImageError::TooNew { .. }) => {}
+            | Err(
+                ImageError::BrokenRecord { .. }
+                | ImageError::Damaged { .. }
+                | ImageError::TooNew { .. },
+            ) => {}
             Err(other) => return Err(other),
         }
     }

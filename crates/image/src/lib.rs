@@ -60,7 +60,7 @@ pub use record::{
 };
 pub use segment::SEGMENT_BYTES;
 pub use sink::PageSink;
-pub use store::{Deletion, Store};
+pub use store::{Deleted, Deletion, Store};
 pub use table::ENTRIES_PER_NODE;
 pub use verify::{Verified, verify};
 pub use writer::{ImageOptions, ImageWriter};

@@ -24,6 +24,14 @@ impl ImageId {
         hasher.update(&std::process::id().to_le_bytes());
         Self(format!("c{}", &hasher.finalize().to_hex()[..12]))
     }
+
+    /// Whether a text has the form of an id.
+    pub(crate) fn is_one(text: &str) -> bool {
+        let is_hex = |digits: &str| {
+            digits.len() == 12 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+        };
+        text.strip_prefix('c').is_some_and(is_hex)
+    }
 }
 
 impl fmt::Display for ImageId {
@@ -265,6 +273,9 @@ pub struct CaptureCounts {
     pub dirty_store: u64,
     /// Copied while the guest stood still.
     pub stopped: u64,
+    /// Found no room in the buffer, counted each time.
+    #[serde(default)]
+    pub overflowed: u64,
 }
 
 /// One step of a checkpoint.
@@ -312,17 +323,18 @@ impl Record {
     pub(crate) fn parse(bytes: &[u8], id: &ImageId, store: &str) -> Result<Self, ImageError> {
         let place = || format!("the record of checkpoint {id}");
         let damaged = |problem: String| ImageError::damaged(place(), problem);
+        let broken = |problem: String| ImageError::BrokenRecord { id: id.0.clone(), problem };
         // The last byte tells a whole file from a cut one.
         let whole =
-            bytes.strip_suffix(b"\n").ok_or_else(|| damaged("it is cut short".to_owned()))?;
+            bytes.strip_suffix(b"\n").ok_or_else(|| broken("it is cut short".to_owned()))?;
         let envelope: Envelope =
-            serde_json::from_slice(whole).map_err(|error| damaged(error.to_string()))?;
+            serde_json::from_slice(whole).map_err(|error| broken(error.to_string()))?;
         if envelope.format != FORMAT {
             return Err(damaged(format!("it calls itself '{}'", envelope.format)));
         }
         let body = envelope.record.get();
         if blake3::hash(body.as_bytes()).to_hex().as_str() != envelope.blake3 {
-            return Err(damaged("its checksum does not fit".to_owned()));
+            return Err(broken("its checksum does not fit".to_owned()));
         }
         if envelope.version != VERSION {
             let problem = format!("record version {}", envelope.version);

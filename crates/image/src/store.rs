@@ -156,6 +156,14 @@ impl Store {
         Ok(ids)
     }
 
+    /// Whether an image has a record, whatever is in it.
+    ///
+    /// # Errors
+    /// Where the store cannot be read.
+    pub fn has_record(&self, id: &ImageId) -> Result<bool, ImageError> {
+        Ok(self.backend.size(&record_name(id))?.is_some())
+    }
+
     /// Reads and checks the record of an image.
     ///
     /// # Errors
@@ -175,6 +183,10 @@ impl Store {
         for id in self.ids()? {
             match self.record(&id) {
                 Ok(record) => records.push(record),
+                // It does not answer, and would not the next time.
+                Err(problem @ ImageError::Store { .. }) => return Err(problem),
+                // Deleted meanwhile.
+                Err(ImageError::NotFound { .. }) if !self.ids()?.contains(&id) => {}
                 Err(problem) => problems.push(problem),
             }
         }
@@ -187,13 +199,14 @@ impl Store {
     /// several have a tag.
     ///
     /// # Errors
-    /// Where none fits, or several ids do.
+    /// Where none fits, or several ids do; for a name also where a record cannot be
+    /// read, since that may be the one, or the newer.
     pub fn find(&self, reference: &str) -> Result<ImageId, ImageError> {
         let ids = self.ids()?;
         if let Some(id) = ids.iter().find(|id| id.0 == reference) {
             return Ok(id.clone());
         }
-        let (records, _) = self.records()?;
+        let (records, problems) = self.records()?;
         let newest = |fits: &dyn Fn(&Record) -> bool| {
             records.iter().rev().find(|record| fits(record)).map(|record| record.id.clone())
         };
@@ -203,17 +216,24 @@ impl Store {
             let (guest, tag) = reference.split_once(':')?;
             newest(&|record| record.guest == guest && record.tag.as_deref() == Some(tag))
         };
-        if let Some(id) = tagged.or_else(of_guest).or_else(pair) {
-            return Ok(id);
+        let named = tagged.or_else(of_guest).or_else(pair);
+        let unsure = |found: Option<ImageId>| {
+            let (reference, problem) = (reference.to_owned(), problems.first()?.to_string());
+            Some(ImageError::Unsure { reference, found: found.map(|id| id.0), problem })
+        };
+        if let Some(id) = named {
+            return unsure(Some(id.clone())).map_or(Ok(id), Err);
         }
         let begin: Vec<_> = ids.iter().filter(|id| id.0.starts_with(reference)).collect();
+        // A short one may be a guest's name.
+        let enough = reference.len() >= if problems.is_empty() { 3 } else { 8 };
         match begin.as_slice() {
-            [id] if reference.len() >= 3 => Ok((*id).clone()),
-            [_, _, ..] if reference.len() >= 3 => Err(ImageError::Ambiguous {
+            [id] if enough => Ok((*id).clone()),
+            [_, _, ..] if enough => Err(ImageError::Ambiguous {
                 reference: reference.to_owned(),
                 candidates: begin.iter().map(|id| id.0.clone()).collect(),
             }),
-            _ => Err(self.not_found(reference)),
+            _ => Err(unsure(None).unwrap_or_else(|| self.not_found(reference))),
         }
     }
 
@@ -235,10 +255,10 @@ impl Store {
     /// to the other; so only one goes on at a time.
     ///
     /// # Errors
-    /// Where it is being read, another image's record cannot be, the store
-    /// cannot be written, or a dirty store that it alone has pages in does not
-    /// answer; then it is still there.
-    pub fn delete(&self, id: &ImageId) -> Result<(), ImageError> {
+    /// Where it is being read, another image's record cannot be, its own is not what it
+    /// should be (but for broken bytes), the store cannot be written, or a dirty store that
+    /// it alone has pages in does not answer; then it is still there.
+    pub fn delete(&self, id: &ImageId) -> Result<Deleted, ImageError> {
         self.begin_deletion(id)?.finish(false)
     }
 
@@ -258,8 +278,15 @@ impl Store {
         id: &ImageId,
         hold: Box<dyn Held>,
         only_here: bool,
-    ) -> Result<(), ImageError> {
-        let record = self.record(id)?;
+    ) -> Result<Deleted, ImageError> {
+        let record = match self.record(id) {
+            Err(ImageError::BrokenRecord { .. }) => {
+                hold.remove()?;
+                self.backend.settle("images")?;
+                return Ok(Deleted::Record);
+            }
+            readable => readable?,
+        };
         let mut doomed: BTreeSet<String> = self.objects(&record).collect();
         let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {
             true => BTreeSet::new(),
@@ -284,7 +311,8 @@ impl Store {
         // Not where our hold was lost: somebody may be reading it again.
         hold.remove()?;
         self.backend.settle("images")?;
-        lease.abandon(self)
+        lease.abandon(self)?;
+        Ok(Deleted::Whole)
     }
 
     /// The records of all images; where one cannot be read it is not known what
@@ -366,6 +394,16 @@ impl Store {
     }
 }
 
+/// What was deleted of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deleted {
+    /// All that only it needed.
+    Whole,
+    /// Its record, which was damaged and told nothing of what it needed. That is left to
+    /// [`crate::collect`].
+    Record,
+}
+
 /// An image that is to be deleted, and is there still.
 #[derive(Debug)]
 pub struct Deletion<'s> {
@@ -382,7 +420,7 @@ impl Deletion<'_> {
     ///
     /// # Errors
     /// As [`Store::delete`].
-    pub fn finish(self, only_here: bool) -> Result<(), ImageError> {
+    pub fn finish(self, only_here: bool) -> Result<Deleted, ImageError> {
         self.store.delete_held(&self.id, self.hold, only_here)
     }
 }

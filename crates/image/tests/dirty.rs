@@ -183,7 +183,7 @@ fn a_dirty_store_that_is_away_is_named() {
     };
     named(read_back(&store, &image.id));
     named(verify(&store, &image.id, |_, _| {}).map(drop));
-    named(store.delete(&image.id));
+    named(store.delete(&image.id).map(drop));
     let told = collect(&store, false, |_, _| {}).expect("gc").dirty_problem.expect("a problem");
     assert!(told.contains(&server.url()), "{told}");
     assert_eq!(store.ids().expect("ids"), std::slice::from_ref(&image.id));

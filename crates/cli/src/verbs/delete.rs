@@ -3,7 +3,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::server::ServerState;
 use dewar_guest_qemu::registry::{Frozen, Kept};
-use dewar_image::{ImageError, ImageId, Location, Store};
+use dewar_image::{Deleted, ImageError, ImageId, Location, Store};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,12 +17,18 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     let deletion = store.begin_deletion(&id)?;
     // From here on nobody reads it; a restore that ended meanwhile has its guest on record.
     refuse_needed(context, &store, &id)?;
-    deletion.finish(only_here).map_err(|error| match error {
+    let deleted = deletion.finish(only_here).map_err(|error| match error {
         ImageError::Store { .. } if !only_here => Failure::from(error)
             .advice("--only-here leaves pages where a dirty store does not answer"),
         error => Failure::from(error),
     })?;
-    context.print(json!({"checkpoint": id}), &format!("{id} is deleted"));
+    let text = match deleted {
+        Deleted::Whole => format!("{id} is deleted"),
+        Deleted::Record => {
+            format!("{id} is deleted; its record was damaged: 'dewar gc' frees what only it needed")
+        }
+    };
+    context.print(json!({"checkpoint": id, "left_to_gc": deleted == Deleted::Record}), &text);
     Ok(())
 }
 
@@ -59,7 +65,7 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
 }
 
 /// Whether two names may mean one store: a folder has many paths, a server many names.
-fn may_be_one(one: &str, other: &str) -> bool {
+pub fn may_be_one(one: &str, other: &str) -> bool {
     let folder = |path: &PathBuf| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
     match (Location::parse(one), Location::parse(other)) {
         (Ok(Location::Folder(one)), Ok(Location::Folder(other))) => {

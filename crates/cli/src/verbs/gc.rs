@@ -2,12 +2,15 @@ use crate::args::GcArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::progress::Progress;
+use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
+use dewar_image::{ImageId, Store};
 use dewar_units::ByteSize;
 use serde_json::json;
 
 pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let store = context.store(args.store.store.as_deref())?;
+    refuse_bereft(context, &store)?;
     let progress = Progress::new("looking what checkpoints need");
     let collected = dewar_image::collect(&store, args.dry_run, |done, of| {
         progress.progress(done, of);
@@ -21,6 +24,12 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
         collected.segments_removed,
         collected.segments_compacted
     );
+    if collected.disks_removed > 0 {
+        text.push_str(&format!(
+            ", {} pieces of disk copies {would}removed",
+            collected.disks_removed
+        ));
+    }
     if collected.dirty_removed > 0 {
         let images = collected.dirty_removed;
         text.push_str(&format!("; pages of {images} images in dirty stores {would}removed"));
@@ -34,9 +43,28 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
         json!({
             "dry_run": args.dry_run, "segments_removed": collected.segments_removed,
             "segments_compacted": collected.segments_compacted,
+            "disks_removed": collected.disks_removed,
             "bytes_freed": collected.bytes_freed, "dirty_removed": collected.dirty_removed,
         }),
         &text,
     );
+    Ok(())
+}
+
+/// That no guest of this host stands on disk copies of which no record tells any more.
+fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
+    for name in context.registry.names() {
+        let record = context.registry.guest(&name)?.record()?;
+        let Some(origin) = record.origin.filter(|it| it.disks_in_store()) else { continue };
+        let image = ImageId(origin.image);
+        if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {
+            let what = format!(
+                "guest '{name}' stands on disks of checkpoint {image}, whose record is gone"
+            );
+            return Err(Failure::new(Code::Failed, what)
+                .state("nothing was removed")
+                .advice(format!("put the record back, or 'dewar rm {name}' first")));
+        }
+    }
     Ok(())
 }
