@@ -7,6 +7,7 @@ use common::files;
 use dewar_testkit::{GuestSpec, SmallDisk, kill, qemu, signal_stop, wait_until, wait_while_alive};
 use rustix::process::Signal;
 use serde_json::json;
+use std::path::Path;
 use std::time::Duration;
 
 #[test]
@@ -47,6 +48,51 @@ fn stores_that_fail_leave_the_guest_running() {
     lab.crash("g");
     lab.restore(&mut guest, &["last"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+/// From the pause on the guest's writes need room beside its disk.
+#[test]
+fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
+    for (format, code) in [("raw", 0), ("qcow2", 5)] {
+        let lab = common::lab();
+        let folder = lab.guest_folder("g").expect("folder");
+        let small = SmallDisk::mount(&folder, "80m").expect("small disk");
+        if format == "raw" {
+            // All of its room is taken: nothing that goes there needs more.
+            std::fs::write(folder.join("disk0.raw"), vec![0; 64 << 20]).expect("disk");
+        }
+        let socket = lab.path().join("user-qmp");
+        let mut spec = GuestSpec::default();
+        spec.disks[0].format = format;
+        spec.extra = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", socket.display())];
+        let mut guest = lab.run("g", &spec).expect("guest");
+        guest.console.ask("check 2000 1 disk").expect("check");
+        let held = common::HeldCheckpoint::at(&lab, "g", "resumed");
+        small.fill().expect("fill");
+        let mut qmp = dewar_guest_qemu::Qmp::connect(&socket).expect("QMP");
+        wait_until("a full disk", Duration::from_secs(20), || {
+            qmp.execute("query-status", json!({})).expect("QMP")["status"] == "io-error"
+        });
+        let (ended, _, said) = held.go_on();
+        assert_eq!(ended, code, "{format}: {said}");
+        if code != 0 {
+            // What the guest wrote has no room in its own file either.
+            assert!(said.contains("needs attention"), "{said}");
+            assert!(!said.contains("is running"), "{said}");
+            small.free().expect("free");
+        }
+        // The guardian is at it, or this command is.
+        wait_until("the guest", Duration::from_secs(20), || {
+            lab.dewar(&["ps"]).done();
+            qmp.execute("query-status", json!({})).expect("QMP")["status"] == "running"
+        });
+        guest.console.ask("verify").unwrap_or_else(|error| panic!("{format}: {error:#}"));
+        if code == 0 {
+            small.free().expect("free");
+        }
+        lab.dewar(&["checkpoint", "g"]).done();
+        lab.crash("g");
+    }
 }
 
 #[test]
@@ -148,11 +194,27 @@ fn a_small_buffer_keeps_the_guest_right() {
     let spec = GuestSpec { vcpus: 2, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
     guest.console.ask("check 12000 2 disk").expect("check");
-    let told = lab.dewar(&["checkpoint", "g", "--buffer", "1M"]).done().json();
-    println!("pause {} ms with a buffer of 1 MiB", told["pause_ms"]);
+    let mut people = std::process::Command::new(env!("CARGO_BIN_EXE_dewar"));
+    people.arg("--root").arg(lab.root()).args(["checkpoint", "g", "--buffer", "1M"]);
+    let output = people.args(["--max-pause", "1ms"]).output().expect("dewar");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("longer than --max-pause 1.0 ms"), "{said}");
+    assert!(said.contains("found no room: a larger --buffer may help"), "{said}");
+    let told = lab.dewar(&["checkpoint", "g", "--full", "--buffer", "1M"]).done().json();
+    assert!(told["captured"]["overflowed"].as_u64() > Some(0), "{told}");
+    assert_eq!(told["max_pause_ms"], 25.0);
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+/// What a message names where a file is damaged.
+fn place(path: &Path) -> &str {
+    match path.parent().and_then(Path::file_name).and_then(|folder| folder.to_str()) {
+        Some("segments") => "segment",
+        Some("images") => "record",
+        _ => path.file_name().and_then(|name| name.to_str()).expect("a name"),
+    }
 }
 
 #[test]
@@ -174,7 +236,9 @@ fn damage_anywhere_never_reaches_a_guest() {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
             std::fs::write(&path, bad).expect("write");
-            lab.dewar(&["verify", "t"]).code_is_a_refusal(&format!("verify, byte {at} of {name}"));
+            let verified = lab.dewar(&["verify", "t"]);
+            assert!(verified.stderr.contains(place(&path)), "{name}: {}", verified.stderr);
+            verified.code_is_a_refusal(&format!("verify, byte {at} of {name}"));
             let restored = lab.dewar(&["restore", "t", "--eager"]);
             if restored.code == 0 {
                 // Only where no page of the guest lies in the damaged frame: a
@@ -196,6 +260,39 @@ fn damage_anywhere_never_reaches_a_guest() {
     assert!(seen > 20 && superseded < seen / 4);
     lab.restore(&mut guest, &["t"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    guest.console.ask("check 500 1 disk").expect("check");
+    let checkpoint = || {
+        let told = lab.dewar(&["checkpoint", "g"]).done().json();
+        told["checkpoint"].as_str().expect("id").to_owned()
+    };
+    let (older, newest) = (checkpoint(), checkpoint());
+    lab.crash("g");
+    let record = lab.store().join(format!("images/{newest}.json"));
+    let mut bytes = std::fs::read(&record).expect("read");
+    bytes[200] ^= 1;
+    std::fs::write(&record, bytes).expect("write");
+
+    lab.dewar(&["restore", "g"]).failed(1, &["cannot be read", &newest, &older]);
+    assert_eq!(lab.pid("g"), None, "it is not put back to an older state");
+    lab.dewar(&["delete", "g"]).failed(1, &["cannot be read", &newest]);
+    lab.dewar(&["gc"]).failed(1, &[&format!("dewar delete {newest}")]);
+    assert_eq!(lab.dewar(&["delete", &newest]).done().json()["left_to_gc"], true);
+    let freed = lab.dewar(&["gc"]).done().json();
+    assert!(freed["disks_removed"].as_u64() > Some(0), "{freed}");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+
+    // Removed by hand under a guest whose disk stands on it.
+    std::fs::remove_file(lab.store().join(format!("images/{older}.json"))).expect("remove");
+    let before = files(&lab.store());
+    lab.dewar(&["gc"]).failed(1, &["'g' stands on disks", &older, "dewar rm g"]);
+    assert_eq!(files(&lab.store()), before);
 }
 
 #[test]

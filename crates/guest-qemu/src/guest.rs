@@ -45,6 +45,8 @@ pub struct QemuGuest {
     line: Option<Vec<String>>,
     /// Of which disks it is known what was written since the earlier pause.
     tracked: Vec<bool>,
+    /// Whether it ran when it was prepared.
+    ran: bool,
 }
 
 impl QemuGuest {
@@ -78,6 +80,7 @@ impl QemuGuest {
             tracking: None,
             line: None,
             tracked: Vec::new(),
+            ran: false,
         })
     }
 
@@ -235,6 +238,7 @@ impl Guest for QemuGuest {
     fn prepare(&mut self, tracking: DiskTracking) -> Result<(), GuestError> {
         self.refuse_what_cannot_be_saved()?;
         let journal = self.plan_journal()?;
+        self.ran = journal.was_running;
         self.refuse_existing_overlays(&journal)?;
         journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
         let cwd = self.record.folder.clone();
@@ -372,14 +376,15 @@ impl Guest for QemuGuest {
         if self.process.has_ended() {
             return Health::Gone;
         }
-        let running = is_running(&mut self.qmp);
+        let status = recover::status(&mut self.qmp);
         // A QEMU that is ending closes its socket before it is gone.
-        if running.is_err() && self.process.ends_within(END_WITHIN) {
+        if status.is_err() && self.process.ends_within(END_WITHIN) {
             return Health::Gone;
         }
-        match (running, Journal::load(&self.folder)) {
-            (Ok(true), Ok(None)) => Health::Running,
-            (Ok(false), Ok(None)) => Health::Paused,
+        match (status.as_deref(), Journal::load(&self.folder)) {
+            (Ok(recover::RUNNING), Ok(None)) => Health::Running,
+            (Ok(recover::IO_ERROR), Ok(None)) if self.ran => Health::Stuck,
+            (Ok(_), Ok(None)) => Health::Paused,
             (Ok(_), Ok(Some(_))) => {
                 Health::Unknown("its disks or settings are not as they were".to_owned())
             }

@@ -14,7 +14,9 @@ use std::time::Duration;
 /// memory is freed first.
 pub const END_WITHIN: Duration = Duration::from_secs(5);
 
-const RUNNING: &str = "running";
+pub(crate) const RUNNING: &str = "running";
+/// What QEMU calls a guest that stands still since a disk of it could not be written.
+pub(crate) const IO_ERROR: &str = "io-error";
 
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,7 @@ pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError>
         disks::settle(qmp, folder, &mut journal, index)?;
     }
     disks::release_files(qmp)?;
+    retry_writes(qmp, &journal)?;
     Ok(Journal::close(folder)?)
 }
 
@@ -115,6 +118,16 @@ pub(crate) fn resume(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
     // The last where it was reset meanwhile; one that was not let run yet is none of ours.
     let stands_still = ["paused", "finish-migrate", "postmigrate", "prelaunch"];
     if is_ours && stands_still.contains(&status(qmp)?.as_str()) {
+        qmp.execute("cont", json!({}))?;
+    }
+    Ok(())
+}
+
+/// Lets the guest run whose writes found no room while they went to an overlay: they go
+/// to its own disk again, and are made again.
+fn retry_writes(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
+    let is_ours = journal.was_running && journal.stopping && !journal.disks.is_empty();
+    if is_ours && status(qmp)? == IO_ERROR {
         qmp.execute("cont", json!({}))?;
     }
     Ok(())

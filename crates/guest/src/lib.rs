@@ -162,6 +162,8 @@ pub enum Health {
     Running,
     /// It is stopped, as it was found.
     Paused,
+    /// It ran, and stands still since a disk of it could not be written.
+    Stuck,
     /// Its process has ended.
     Gone,
     /// It does not answer, or is not as it was found.
@@ -173,6 +175,11 @@ impl std::fmt::Display for Health {
         match self {
             Self::Running => write!(f, "the guest is running"),
             Self::Paused => write!(f, "the guest is paused, as it was before"),
+            Self::Stuck => write!(
+                f,
+                "the guest stands still: a disk of it could not be written; make room there, \
+                 then let it run on (QMP 'cont')"
+            ),
             Self::Gone => write!(f, "the guest's process has ended"),
             Self::Unknown(why) => write!(f, "the guest needs attention: {why}"),
         }

@@ -1,6 +1,6 @@
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
@@ -10,7 +10,7 @@ use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::registry::GuestFolder;
-use dewar_image::{Dedup, DirtyStore, Location, Record, Store};
+use dewar_image::{Dedup, DirtyStore, EpochRecord, Location, Record, Store};
 use dewar_kernel::available_memory;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
@@ -46,13 +46,20 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     drop(progress);
     let Some(guardian) = guardian else { return result.map(drop) };
     let health = guest.health();
-    if result.is_ok() || matches!(health, Health::Running | Health::Paused | Health::Gone) {
+    if result.is_ok() || !matches!(health, Health::Unknown(_)) {
         guardian.dismiss();
     }
     let taken = result.map_err(|error| explain(error, &health))?;
     let mut told = to_json(&taken.record, &store);
     told["tracked"] = taken.by_tracking.into();
-    context.print(told, &describe(&taken, args.max_pause));
+    told["max_pause_ms"] = (args.max_pause.as_secs_f64() * 1e3).into();
+    context.print(told, &describe(&taken, &store.url(), args.max_pause));
+    if health == Health::Stuck {
+        let what = format!("the checkpoint of '{}' was made", args.name);
+        return Err(Failure::new(Code::Attention, what)
+            .state(health.to_string())
+            .already_printed());
+    }
     Ok(())
 }
 
@@ -155,6 +162,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
     let failure = failure.state(format!("no checkpoint was made; {health}"));
     match health {
         Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
+        Health::Stuck => failure.attention(),
         _ => failure,
     }
 }
@@ -199,7 +207,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
     })
 }
 
-fn describe(taken: &Taken, max_pause: Duration) -> String {
+fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
     let record = &taken.record;
     let summary = &record.summary;
     let counts = record.memory.counts;
@@ -209,16 +217,18 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
         1 => " and 1 disk".to_owned(),
         count => format!(" and {count} disks"),
     };
+    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{tag}'"));
     let mut text = format!(
-        "{} of {}: {} of RAM{disks} in {}, {} stored\n\
-         paused {}, after {} epochs; pages: {} stored, {} zero, {} never touched",
+        "{}{tag} of {}: {} of RAM{disks} in {}, {} stored in {store}\n\
+         paused {}, after {}; of {} pages {} stored, {} zero, {} never touched",
         record.id,
         record.guest,
         ByteSize(record.memory.pages * PAGE_BYTES as u64),
         milliseconds(summary.total_ms),
         ByteSize(summary.stored_bytes),
         milliseconds(summary.pause_ms),
-        summary.epochs.len(),
+        epochs(&summary.epochs),
+        record.memory.pages,
         stored,
         counts.zero,
         counts.hole,
@@ -241,9 +251,25 @@ fn describe(taken: &Taken, max_pause: Duration) -> String {
         let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
         text.push_str(&format!(
             "\nthe pause was longer than --max-pause {}: the guest still wrote {last} pages in the \
-             last epoch; a larger --buffer may help",
+             last epoch",
             dewar_units::format_duration(max_pause)
         ));
+        if summary.captured.overflowed > 0 {
+            let over = summary.captured.overflowed;
+            text.push_str(&format!(", and {over} found no room: a larger --buffer may help"));
+        }
     }
     text
+}
+
+/// How many epochs there were, and of how many pages the last ones.
+fn epochs(all: &[EpochRecord]) -> String {
+    const TOLD: usize = 4;
+    let last = &all[all.len().saturating_sub(TOLD)..];
+    let pages: Vec<String> = last.iter().map(|epoch| epoch.dirty_pages.to_string()).collect();
+    let more = if all.len() > TOLD { "… " } else { "" };
+    match all.len() {
+        1 => format!("1 epoch of {} pages", pages[0]),
+        count => format!("{count} epochs of {more}{} pages", pages.join(", ")),
+    }
 }
