@@ -7,9 +7,10 @@ use dewar_guest::{DiskInfo, GuestError};
 use dewar_kernel::{Pid, huge_page_bytes, list_fds};
 use dewar_memory::Ram;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -222,11 +223,23 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
         .write(true)
         .open(format!("/proc/{pid}/map_files/{start:x}-{stop:x}"))
         .map_err(|error| format!("its file cannot be opened: {error}"))?;
+    if is_persistent(&opened).map_err(|error| error.to_string())? {
+        return Err("it lies on persistent memory (DAX), where writes cannot be tracked".to_owned());
+    }
     let huge = huge_page_bytes(&opened).map_err(|error| error.to_string())?;
     if huge.is_some_and(|bytes| bytes != HUGE_PAGE_BYTES) {
         return Err("it is made of huge pages of another size than 2 MiB".to_owned());
     }
     Ok((opened, first.address.0))
+}
+
+/// Whether a file's pages are those of the device itself. Where writes to such are tracked
+/// asynchronously a guest that touches one for the first time hangs.
+fn is_persistent(file: &File) -> std::io::Result<bool> {
+    let nothing = StatxFlags::empty();
+    let told = statx(file, "", AtFlags::EMPTY_PATH, nothing)?;
+    let is_device = file.metadata()?.file_type().is_char_device();
+    Ok(is_device || told.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Whether a process maps the file that `path` means now, shared.

@@ -108,7 +108,7 @@ fn refuse(found: &[Argument<'_>]) -> Result<(), Unsupported> {
         let value = value.unwrap_or_default();
         let reason = match *name {
             "snapshot" => "-snapshot keeps the disks in files that vanish with QEMU".to_owned(),
-            "drive" if Properties::parse(value)?.get("snapshot", "").as_deref() == Some("on") => {
+            "drive" if Properties::parse(value)?.switch("snapshot") == Some(true) => {
                 "-drive snapshot=on keeps the disk in a file that vanishes with QEMU".to_owned()
             }
             "mem-path" => {
@@ -123,7 +123,10 @@ fn refuse(found: &[Argument<'_>]) -> Result<(), Unsupported> {
                     None => continue,
                 }
             }
-            "netdev" if value.starts_with("vhost-user") => {
+            "netdev"
+                if Properties::parse(value)?.get("type", "type").as_deref()
+                    == Some("vhost-user") =>
+            {
                 "-netdev vhost-user: another process writes its RAM (vhost-user)".to_owned()
             }
             "numa" if Properties::parse(value)?.get("mem", "").is_some() => {
