@@ -38,7 +38,7 @@ use dewar_image::{
     ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_memory::{Ram, WriteTracker};
-use dewar_units::PageSet;
+use dewar_units::{PageNumber, PageSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -208,7 +208,7 @@ fn capture<'s>(
             write_behind(&captures.buffer, &writer, observer)?;
             let (root, counts) = writer.finish_memory(holes)?;
             let device_state = writer.put_blob(&device_state)?;
-            let hot_pages = writer.put_blob(&hot_list(&captures.hot))?;
+            let hot_pages = writer.put_blob(&hot_list(&captures.hottest()))?;
             writer.sync()?;
             Ok((root, counts, device_state, hot_pages))
         });
@@ -241,6 +241,7 @@ fn capture<'s>(
             skipped: tally.skipped.into_inner(),
             dirty_store: captures.keyed,
             stopped: captures.stopped,
+            overflowed: captures.overflowed,
         },
         stages: observer.stages(),
     };
@@ -359,6 +360,6 @@ fn disk_record(
 }
 
 /// Page numbers as little-endian 64-bit words.
-fn hot_list(pages: &PageSet) -> Vec<u8> {
+fn hot_list(pages: &[PageNumber]) -> Vec<u8> {
     pages.iter().flat_map(|page| page.0.to_le_bytes()).collect()
 }

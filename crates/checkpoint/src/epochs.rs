@@ -9,7 +9,8 @@ use crate::work::cores;
 use dewar_guest::Guest;
 use dewar_image::{EpochRecord, ImageWriter};
 use dewar_memory::{DirtyLease, Ram, WriteTracker};
-use dewar_units::{PAGE_BYTES, PageSet};
+use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// What a pause costs before the first page is copied: stop, disk transaction,
@@ -21,6 +22,10 @@ const EPOCH_SHARE: f64 = 0.75;
 const MOST_EPOCHS: usize = 40;
 /// Epochs without a smaller dirty set after which waiting helps no more.
 const STUBBORN_EPOCHS: usize = 4;
+/// Epochs whose pages a lazy restore brings first.
+const HOT_EPOCHS: usize = 4;
+/// Most of such pages: the list is read before the guest runs.
+const MOST_HOT: usize = 1 << 16;
 
 /// What a capture has so far.
 pub(crate) struct Captures<'t> {
@@ -30,8 +35,10 @@ pub(crate) struct Captures<'t> {
     pub buffer: CaptureBuffer,
     /// Each epoch.
     pub epochs: Vec<EpochRecord>,
-    /// The pages of the last epoch and of the pause.
-    pub hot: PageSet,
+    /// The pages of the last epochs, those of the pause with the last one's.
+    hot: VecDeque<PageSet>,
+    /// Pages that the buffer had no room for, each time.
+    pub overflowed: u64,
     /// Pages that went to the dirty store, each time they did.
     pub keyed: u64,
     /// Pages that were written before the pause and copied in it.
@@ -53,7 +60,8 @@ impl<'t> Captures<'t> {
             debt,
             buffer: CaptureBuffer::new(pages, limit),
             epochs: Vec::new(),
-            hot: PageSet::new(pages),
+            hot: VecDeque::from([PageSet::new(pages)]),
+            overflowed: 0,
             keyed: 0,
             stopped: 0,
             began,
@@ -73,6 +81,7 @@ impl<'t> Captures<'t> {
         let left_over = self.buffer.capture(ram, pages, fill, threads);
         let mut bytes = vec![0; PAGE_BYTES];
         for page in left_over {
+            self.overflowed += 1;
             ram.copy_page(page, &mut bytes);
             self.keyed += u64::from(overflow.put(page, &bytes)?);
         }
@@ -101,6 +110,33 @@ impl<'t> Captures<'t> {
         }
     }
 
+    /// Notes what an epoch found written.
+    fn note_hot(&mut self, pages: &PageSet) {
+        if self.hot.len() == HOT_EPOCHS {
+            self.hot.pop_front();
+        }
+        self.hot.push_back(pages.clone());
+    }
+
+    /// The pages that were written last, the last epoch's first.
+    pub(crate) fn hottest(&self) -> Vec<PageNumber> {
+        let mut all = Vec::new();
+        let mut known: Option<PageSet> = None;
+        for epoch in self.hot.iter().rev() {
+            let mut new = epoch.clone();
+            match &mut known {
+                Some(known) => {
+                    new.subtract(known);
+                    known.union_with(epoch);
+                }
+                none => *none = Some(epoch.clone()),
+            }
+            all.extend(new.iter());
+        }
+        all.truncate(MOST_HOT);
+        all
+    }
+
     /// Notes an epoch that began then.
     pub(crate) fn note(&mut self, began: Instant, dirty_pages: u64, observer: &dyn Observer) {
         self.last_take = began;
@@ -117,7 +153,9 @@ impl<'t> Captures<'t> {
         writer: &ImageWriter<'_>,
         threads: usize,
     ) -> Result<(), CheckpointError> {
-        self.hot.union_with(pages);
+        if let Some(last) = self.hot.back_mut() {
+            last.union_with(pages);
+        }
         self.stopped = self.stopped.max(pages.count());
         writer.expect(pages);
         // Not to the dirty store: the guest waits for nobody.
@@ -150,7 +188,7 @@ pub(crate) fn run<'t>(
         let lease = tracker.take(cores())?;
         let scan = began.elapsed();
         let count = lease.pages().count();
-        captures.hot.clone_from(lease.pages());
+        captures.note_hot(lease.pages());
         guest.drain()?;
         let copying = Instant::now();
         captures.capture(lease, &ram, writer, &mut overflow)?;
