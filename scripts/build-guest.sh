@@ -8,7 +8,7 @@ export PATH="$HOME/.cargo/bin:$PATH"
 cache=$PWD/.cache
 guest=$cache/guest
 mkdir -p "$cache" "$guest"
-sources=(crates/beat crates/testkit/guest/main.rs crates/testkit/guest/init scripts/build-guest.sh)
+sources=(crates/beat crates/testkit/guest scripts/build-guest.sh)
 if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
     exit 0
 fi
@@ -68,7 +68,7 @@ chmod +x "$root/init"
 
 # The modules that are not built in, each after those that it needs.
 depmod -b "${modules%/lib/modules/*}" "$version"
-for module in virtio_pci virtio_blk virtio_console virtio_net; do
+for module in virtio_pci virtio_blk virtio_console virtio_net ext4; do
     { modprobe -d "${modules%/lib/modules/*}" -S "$version" --show-depends "$module" 2>/dev/null || true; } |
         sed -n 's/^insmod //p'
 done | awk '!seen[$1]++ {print $1}' | while read -r file; do

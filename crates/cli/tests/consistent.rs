@@ -34,6 +34,29 @@ fn ten_checkpoints_under_load_each_restored() {
 }
 
 #[test]
+fn a_file_system_and_its_cache_are_of_one_instant() {
+    let lab = common::lab();
+    let disk = |format| DiskSpec { format, file_system: true, ..DiskSpec::default() };
+    let disks = vec![disk("qcow2"), disk("raw")];
+    let spec = GuestSpec { disks, vcpus: 2, ..GuestSpec::default() };
+    let mut guest = lab.run("files", &spec).expect("guest");
+    for round in 0..4 {
+        if round == 0 {
+            guest.console.ask("files /dev/vda").expect("files");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        lab.dewar(&["checkpoint", "files"]).done();
+        let before = guest.console.ask_number("verify").expect("consistent");
+        lab.crash("files");
+        let mode: &[&str] = if round % 2 == 0 { &[] } else { &["--eager"] };
+        lab.restore(&mut guest, &[&["files"], mode].concat()).expect("restore");
+        let after = guest.console.ask_number("verify").expect("consistent after restore");
+        println!("round {round}: {before} steps, {after} after the restore");
+        assert!(guest.console.ask_number("verify").expect("later") > after, "it goes on");
+    }
+}
+
+#[test]
 fn a_restored_guest_is_checkpointed_and_restored_again() {
     let lab = common::lab();
     let raw = DiskSpec { format: "raw", ..DiskSpec::default() };

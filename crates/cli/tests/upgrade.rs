@@ -34,7 +34,7 @@ fn upgrade(lab: &Lab, guest: &mut TestGuest, program: &str) -> Value {
 fn a_busy_guest_moves_to_another_qemu_and_back() {
     let Some(next) = other("a_busy_guest_moves_to_another_qemu_and_back") else { return };
     let lab = common::lab();
-    let raw = DiskSpec { format: "raw", cache: "none", mib: 64 };
+    let raw = DiskSpec { format: "raw", cache: "none", ..DiskSpec::default() };
     let spec =
         GuestSpec { vcpus: 2, disks: vec![DiskSpec::default(), raw], ..GuestSpec::default() };
     // A machine type that both know.

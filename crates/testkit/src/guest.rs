@@ -1,4 +1,5 @@
-use anyhow::{Context, Result, bail};
+use crate::slow_disk::run;
+use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,11 +12,13 @@ pub struct DiskSpec {
     pub cache: &'static str,
     /// Its size.
     pub mib: u64,
+    /// Whether it has a file system (ext4), empty.
+    pub file_system: bool,
 }
 
 impl Default for DiskSpec {
     fn default() -> Self {
-        Self { format: "qcow2", cache: "writeback", mib: 64 }
+        Self { format: "qcow2", cache: "writeback", mib: 64, file_system: false }
     }
 }
 
@@ -124,12 +127,18 @@ fn make_disk(path: &str, disk: &DiskSpec) -> Result<()> {
         return Ok(());
     }
     let size = format!("{}M", disk.mib);
-    let made = Command::new("qemu-img")
-        .args(["create", "-q", "-f", disk.format, path, &size])
-        .status()
-        .context("qemu-img")?;
-    if !made.success() {
-        bail!("qemu-img create {path} failed");
+    if !disk.file_system {
+        return run(Command::new("qemu-img").args([
+            "create",
+            "-q",
+            "-f",
+            disk.format,
+            path,
+            &size,
+        ]));
     }
-    Ok(())
+    let plain = format!("{path}.plain");
+    run(Command::new("mkfs.ext4").args(["-q", "-F", &plain, &size]))?;
+    run(Command::new("qemu-img").args(["convert", "-q", "-O", disk.format, &plain, path]))?;
+    Ok(std::fs::remove_file(plain)?)
 }

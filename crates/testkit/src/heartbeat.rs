@@ -28,6 +28,8 @@ pub struct Beats {
     pub count: usize,
     /// The longest time without one.
     pub longest_gap: Duration,
+    /// When it began.
+    pub gap_from: Instant,
 }
 
 impl Heartbeat {
@@ -85,13 +87,19 @@ impl Heartbeat {
     pub fn between(&self, from: Instant, to: Instant) -> Beats {
         let arrivals = self.arrivals.lock().expect("lock");
         let mut last = from;
-        let mut beats = Beats { count: 0, longest_gap: Duration::ZERO };
+        let mut beats = Beats { count: 0, longest_gap: Duration::ZERO, gap_from: from };
+        let mut end = |beats: &mut Beats, at: Instant| {
+            let gap = at.saturating_duration_since(last);
+            if gap > beats.longest_gap {
+                (beats.longest_gap, beats.gap_from) = (gap, last);
+            }
+            last = at;
+        };
         for at in arrivals.iter().filter(|at| (from..=to).contains(*at)) {
             beats.count += 1;
-            beats.longest_gap = beats.longest_gap.max(*at - last);
-            last = *at;
+            end(&mut beats, *at);
         }
-        beats.longest_gap = beats.longest_gap.max(to.saturating_duration_since(last));
+        end(&mut beats, to);
         beats
     }
 

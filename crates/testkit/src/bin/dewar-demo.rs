@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
-use dewar_testkit::{GuestSpec, Heartbeat, Lab, TestGuest};
+use dewar_testkit::{DiskSpec, GuestSpec, Heartbeat, Lab, TestGuest};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,16 @@ fn main() -> Result<()> {
     let dewar = std::env::args().nth(1).context("usage: dewar-demo PATH-OF-DEWAR")?;
     let dewar = std::fs::canonicalize(dewar)?;
     let lab = Lab::new(dewar)?;
-    say("Booting a guest: 1 GiB of RAM, 2 vCPUs, a qcow2 disk; through 'dewar run'");
-    let spec = GuestSpec { memory_mib: MEMORY_MIB, vcpus: 2, ..GuestSpec::default() };
+    say("Booting a guest: 1 GiB of RAM, 2 vCPUs, two qcow2 disks; through 'dewar run'");
+    let disks = vec![DiskSpec::default(), DiskSpec { file_system: true, ..DiskSpec::default() }];
+    let spec = GuestSpec { memory_mib: MEMORY_MIB, vcpus: 2, disks, ..GuestSpec::default() };
     let mut guest = lab.run("demo", &spec)?;
-    say("In it, a program fills 256 MiB; another rewrites 100 MiB of pages and the disk,");
-    say("as fast as it can, and can check that all of them are of one instant");
+    say("In it, a program fills 256 MiB; another rewrites 100 MiB of pages and the first disk,");
+    say("a third the files of an ext4 file system on the second, as fast as they can;");
+    say("they can check that all of it is of one instant");
     guest.console.ask("fill 256 noise")?;
     guest.console.ask("check 25600 1 disk")?;
+    guest.console.ask("files /dev/vdb")?;
     let heart = guest.heartbeat()?;
     let before = speed(&mut guest, WINDOW)?;
     let quiet_from = Instant::now();
@@ -50,9 +53,12 @@ fn main() -> Result<()> {
         }
     };
     let steps = guest.console.ask_number("verify").context("the restored guest checks itself")?;
+    let filled = guest.console.ask_number("filled").context("the restored guest's memory")?;
     say(&format!(
-        "{} runs again; it checked every page and its disk: all of one instant, after step {steps}",
-        told["name"].as_str().unwrap_or("?")
+        "{} runs again. It checked {} of pages that stayed, all pages that were rewritten, both \
+         disks\nand every file, read from the disk anew: all of one instant, after step {steps}",
+        told["name"].as_str().unwrap_or("?"),
+        size(filled)
     ));
     let goes_on = guest.console.ask_number("verify")?;
     ensure!(goes_on > steps, "the guest goes on");

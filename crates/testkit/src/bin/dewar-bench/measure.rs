@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::bench::{connect_soon, start_qemu};
-use dewar_testkit::{Console, GuestSpec, Heartbeat, Lab, TestGuest, kill, wait_while_alive};
+use dewar_testkit::{Beats, Console, GuestSpec, Heartbeat, Lab, TestGuest, kill, wait_while_alive};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,17 @@ const REVIVED_WITHIN: Duration = Duration::from_secs(120);
 pub struct Figures {
     /// Longest heartbeat gap, less that of an equal time without a checkpoint.
     pub pause_ms: f64,
+    /// That gap, and how long after the command's start it began.
+    pub gap_ms: f64,
+    pub gap_at_ms: f64,
     /// What the tool itself says that the pause was.
     pub own_pause_ms: f64,
     pub total_s: f64,
     pub writes_lost: f64,
     pub stored_bytes: f64,
     pub cpu_s: f64,
+    /// Dewar's steps.
+    pub stages: Value,
     pub first_beat_ms: Option<f64>,
     pub full_speed_ms: Option<f64>,
 }
@@ -94,7 +100,8 @@ impl Subject {
     pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(u64, f64)>) -> Result<Figures> {
         let (quiet_from, quiet_cpu) = (Instant::now(), cpu_of(self.pid));
         let usual = self.speed(QUIET)?;
-        let quiet = self.gap(quiet_from, Instant::now());
+        let quiet =
+            self.beats(quiet_from, Instant::now()).map_or(Duration::ZERO, |it| it.longest_gap);
         let usual_cpu = (cpu_of(self.pid) - quiet_cpu) / quiet_from.elapsed().as_secs_f64();
 
         let (guest_cpu, children_cpu) = (cpu_of(self.pid), cpu_of_children());
@@ -104,11 +111,15 @@ impl Subject {
         let total = from.elapsed();
         let done = self.guest.console.ask_number("count")?;
         let window = from.elapsed().as_secs_f64();
-        let gap = self.gap(from, Instant::now());
+        let (gap, gap_from) = self
+            .beats(from, Instant::now())
+            .map_or((Duration::ZERO, from), |it| (it.longest_gap, it.gap_from));
         let cpu = (cpu_of(self.pid) - guest_cpu - usual_cpu * window).max(0.0)
             + (cpu_of_children() - children_cpu);
         Ok(Figures {
             pause_ms: gap.saturating_sub(quiet).as_secs_f64() * 1e3,
+            gap_ms: gap.as_secs_f64() * 1e3,
+            gap_at_ms: (gap_from - from).as_secs_f64() * 1e3,
             own_pause_ms,
             total_s: total.as_secs_f64(),
             writes_lost: (usual * window - (done - count) as f64).max(0.0),
@@ -118,8 +129,8 @@ impl Subject {
         })
     }
 
-    fn gap(&self, from: Instant, to: Instant) -> Duration {
-        self.heart.as_ref().map_or(Duration::ZERO, |heart| heart.between(from, to).longest_gap)
+    fn beats(&self, from: Instant, to: Instant) -> Option<Beats> {
+        self.heart.as_ref().map(|heart| heart.between(from, to))
     }
 
     /// Ends the guest and lets `restore` bring it back; times its first beat,

@@ -63,13 +63,16 @@ pub fn run(method: Method, lab: &Lab, subject: &mut Subject) -> Result<Figures> 
 }
 
 fn dewar(lab: &Lab, subject: &mut Subject, codec: &str, restore: bool) -> Result<Figures> {
+    let mut stages = Value::Null;
     let mut figures = subject.time(|_| {
         let told = lab.dewar(&["checkpoint", "bench", "--full", "--tag", "t", "--codec", codec]);
         ensure!(told.code == 0, "{}", told.stderr);
         let json = told.json();
         let pause = json["pause_ms"].as_f64().unwrap_or(0.0);
+        stages = json["stages"].clone();
         Ok((json["stored_bytes"].as_u64().unwrap_or(0), pause))
     })?;
+    figures.stages = stages;
     if restore {
         let (first, full) = subject.time_restore(
             |_| lab.crash("bench"),
