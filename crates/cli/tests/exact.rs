@@ -7,8 +7,17 @@ use dewar_testkit::GuestSpec;
 
 #[test]
 fn every_page_is_that_of_the_pause() {
+    every_page(2);
+}
+
+#[test]
+fn every_page_is_that_of_the_pause_of_one_vcpu() {
+    every_page(1);
+}
+
+fn every_page(vcpus: u32) {
     let lab = common::lab();
-    let spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: 256, vcpus, ..GuestSpec::default() };
     let mut guest = lab.run("exact", &spec).expect("guest");
     assert_exact(&lab, &mut guest, "idle");
     guest.console.ask("fill 64 noise").expect("fill");

@@ -35,6 +35,7 @@ struct Scene {
     lab: Lab,
     guest: TestGuest,
     capabilities: Value,
+    parameters: Value,
 }
 
 impl Scene {
@@ -44,9 +45,11 @@ impl Scene {
         let mut guest = lab.run(name, &spec).expect("guest");
         guest.console.ask("check 6000 1 disk").expect("check");
         lab.dewar(&["checkpoint", name, "--tag", "first"]).done();
-        let mut scene = Self { lab, guest, capabilities: Value::Null };
-        scene.capabilities =
-            scene.qmp().execute("query-migrate-capabilities", json!({})).expect("QMP");
+        let mut scene = Self { lab, guest, capabilities: Value::Null, parameters: Value::Null };
+        let mut qmp = scene.qmp();
+        let mut ask = |command: &str| qmp.execute(command, json!({})).expect("QMP");
+        scene.capabilities = ask("query-migrate-capabilities");
+        scene.parameters = ask("query-migrate-parameters");
         scene
     }
 
@@ -59,6 +62,13 @@ impl Scene {
         let mut found = files(&self.lab.store());
         found.retain(|path| !path.ends_with("next-segment"));
         found
+    }
+
+    /// What the next writer does first.
+    fn sweep(&self) {
+        let place = dewar_image::Location::Folder(self.lab.store());
+        let store = dewar_image::Store::open(&place).expect("store");
+        store.sweep().expect("sweep");
     }
 
     fn images(&self) -> usize {
@@ -75,6 +85,7 @@ impl Scene {
         let mut qmp = self.qmp();
         let mut ask = |command: &str| qmp.execute(command, json!({})).expect("QMP");
         assert_eq!(ask("query-migrate-capabilities"), self.capabilities, "{what}");
+        assert_eq!(ask("query-migrate-parameters"), self.parameters, "{what}");
         assert_eq!(ask("query-jobs"), json!([]), "{what}");
         assert_eq!(ask("query-fdsets"), json!([]), "{what}");
         let active = ask("query-block")[0]["inserted"]["file"].clone();
@@ -141,10 +152,7 @@ fn dewar_and_its_guardian_killed_at_every_step() {
         // The next command that looks at the guest puts it back; the next that
         // writes to the store cleans it.
         scene.lab.dewar(&["ps"]).done();
-        dewar_image::Store::open(&dewar_image::Location::Folder(scene.lab.store()))
-            .expect("store")
-            .sweep()
-            .expect("sweep");
+        scene.sweep();
         scene.assert_as_before(&format!("both killed at {step}"), &before);
     }
     assert_eq!(scene.images(), 1);
@@ -156,7 +164,7 @@ fn dewar_killed_at_random_times() {
     let mut scene = Scene::new("random");
     let before = scene.store_files();
     let images = scene.images();
-    let mut cut_short = 0;
+    let (mut cut_short, mut guardians) = (0, 0);
     for round in 0..14u64 {
         let mut child = scene
             .lab
@@ -165,11 +173,20 @@ fn dewar_killed_at_random_times() {
             .spawn()
             .expect("dewar");
         std::thread::sleep(Duration::from_micros(20_000 + round * 48_271 % 700_000));
+        let guardian = common::started(child.id() as i32, "__guardian");
         let _ = child.kill();
         child.wait().expect("wait");
+        if let Some(guardian) = guardian.filter(|_| round % 2 == 1) {
+            // While it puts the guest back.
+            std::thread::sleep(Duration::from_micros(round * 7_919 % 50_000));
+            kill(guardian, Signal::KILL);
+            wait_while_alive(guardian);
+            guardians += 1;
+        }
         wait_until("the guardian's end", Duration::from_secs(20), || {
             scene.lab.dewar(&["ps"]).json()["guests"][0]["state"] != "busy"
         });
+        scene.sweep();
         if scene.images() == images {
             cut_short += 1;
             scene.assert_as_before(&format!("round {round}"), &before);
@@ -179,8 +196,8 @@ fn dewar_killed_at_random_times() {
             scene.lab.dewar(&["delete", id.as_str().expect("id")]).done();
         }
     }
-    println!("{cut_short} of 14 were cut short");
-    assert!(cut_short >= 5);
+    println!("{cut_short} of 14 were cut short, {guardians} guardians killed");
+    assert!(cut_short >= 5 && guardians >= 2);
     scene.assert_works();
 }
 
@@ -335,6 +352,7 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
     guest.console.ask("fill 300 noise").expect("fill");
     guest.console.ask("check 8000 1 disk").expect("check");
     lab.dewar(&["checkpoint", "lazy"]).done();
+    let mut cut_short = 0;
     for round in 0..4 {
         lab.crash("lazy");
         lab.restore(&mut guest, &["lazy"]).expect("restore");
@@ -342,11 +360,11 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
         let record: Value = serde_json::from_slice(&record).expect("JSON");
         let server = record["server"]["pid"].as_i64().expect("server") as i32;
         std::thread::sleep(Duration::from_millis(5 * round));
-        let was_alive = is_alive(server);
         kill(server, Signal::KILL);
         wait_while_alive(server);
         let listed = lab.ps("lazy").expect("listed");
-        if was_alive && listed["lazy_restore"]["complete"] == false {
+        if listed["lazy_restore"]["complete"] == false {
+            cut_short += 1;
             // It may not be checkpointed: some of its pages are not there.
             lab.dewar(&["checkpoint", "lazy"]).failed(1, &["not all arrived"]);
             // Meanwhile the guest waits where it must; nothing wrong is seen.
@@ -358,6 +376,7 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
         lab.wait_for_memory("lazy");
         guest.console.ask("verify").expect("consistent");
     }
+    assert!(cut_short > 0, "no server was killed before all was there");
     lab.dewar(&["checkpoint", "lazy"]).done();
 }
 

@@ -1,5 +1,6 @@
 //! The reader against altered input: whatever the bytes, an error or a right
-//! answer, never a panic and never memory without bound. Checksums are made to
+//! answer, never a panic; what a forged record may claim apart, never memory without bound.
+//! Checksums are made to
 //! fit again after each change, so that the code behind them is reached.
 
 use crate::aligned::AlignedBytes;

@@ -69,11 +69,16 @@ impl HeldCheckpoint {
 
     /// The process that it started with this verb.
     pub fn started(&self, verb: &str) -> Option<i32> {
-        children(self.pid).into_iter().find(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(verb)
-        })
+        started(self.pid, verb)
     }
+}
+
+/// The process that a command started with this verb.
+pub fn started(command: i32, verb: &str) -> Option<i32> {
+    children(command).into_iter().find(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(verb)
+    })
 }
 
 fn children(of: i32) -> Vec<i32> {
