@@ -11,11 +11,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 /// Names that files may have.
 const NAMES: u64 = 200;
 /// Most words of a file.
 const MOST_WORDS: u64 = 8 << 10;
+/// Time between two steps: it wants some of a CPU, not all.
+const REST: Duration = Duration::from_millis(3);
 
 /// What a file holds: the step at which it was written, and how many words.
 #[derive(Clone, Copy)]
@@ -80,6 +84,7 @@ impl Files {
 
 impl Checked for Files {
     fn step(&mut self) -> Result<(), String> {
+        thread::sleep(REST);
         self.step += 1;
         let number = random(&mut self.state);
         let (name, other) = (number % NAMES, (number >> 16) % NAMES);

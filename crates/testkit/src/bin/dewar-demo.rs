@@ -19,9 +19,9 @@ fn main() -> Result<()> {
     let disks = vec![DiskSpec::default(), DiskSpec { file_system: true, ..DiskSpec::default() }];
     let spec = GuestSpec { memory_mib: MEMORY_MIB, vcpus: 2, disks, ..GuestSpec::default() };
     let mut guest = lab.run("demo", &spec)?;
-    say("In it, a program fills 256 MiB; another rewrites 100 MiB of pages and the first disk,");
-    say("a third the files of an ext4 file system on the second, as fast as they can;");
-    say("they can check that all of it is of one instant");
+    say("In it, a program fills 256 MiB; another rewrites 100 MiB of pages and the first disk, as");
+    say("fast as it can; a third the files of an ext4 file system on the second, some hundred a");
+    say("second. They can check that all of it is of one instant");
     guest.console.ask("fill 256 noise")?;
     guest.console.ask("check 25600 1 disk")?;
     guest.console.ask("files /dev/vdb")?;
