@@ -126,19 +126,13 @@ fn make_disk(path: &str, disk: &DiskSpec) -> Result<()> {
     if Path::new(path).exists() {
         return Ok(());
     }
-    let size = format!("{}M", disk.mib);
     if !disk.file_system {
-        return run(Command::new("qemu-img").args([
-            "create",
-            "-q",
-            "-f",
-            disk.format,
-            path,
-            &size,
-        ]));
+        let (create, size) = (["create", "-q", "-f", disk.format, path], format!("{}M", disk.mib));
+        return run(Command::new("qemu-img").args(create).arg(size));
     }
     let plain = format!("{path}.plain");
-    run(Command::new("mkfs.ext4").args(["-q", "-F", &plain, &size]))?;
+    std::fs::File::create(&plain)?.set_len(disk.mib << 20)?;
+    run(Command::new("mkfs.ext4").args(["-q", "-F", &plain]))?;
     run(Command::new("qemu-img").args(["convert", "-q", "-O", disk.format, &plain, path]))?;
     Ok(std::fs::remove_file(plain)?)
 }
