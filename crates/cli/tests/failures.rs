@@ -66,8 +66,13 @@ fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
         spec.disks[0].format = format;
         spec.extra = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", socket.display())];
         let mut guest = lab.run("g", &spec).expect("guest");
-        guest.console.ask("check 2000 1 disk").expect("check");
         let held = common::HeldCheckpoint::at(&lab, "g", "resumed");
+        // Its first writes go to the overlay; what a qcow2 lacks it must have later.
+        guest.console.ask("check 500 4 disk").expect("check");
+        let overlay = folder.join(format!("disk0.{format}.dewar-overlay"));
+        wait_until("writes", Duration::from_secs(20), || {
+            std::fs::metadata(&overlay).is_ok_and(|data| data.len() > 512 << 10)
+        });
         small.fill().expect("fill");
         let mut qmp = dewar_guest_qemu::Qmp::connect(&socket).expect("QMP");
         wait_until("a full disk", Duration::from_secs(20), || {
