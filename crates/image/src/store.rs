@@ -206,7 +206,9 @@ impl Store {
         if let Some(id) = ids.iter().find(|id| id.0 == reference) {
             return Ok(id.clone());
         }
-        let (records, problems) = self.records()?;
+        let (records, mut problems) = self.records()?;
+        // One that is listed and not there is lost, and none.
+        problems.retain(|problem| !matches!(problem, ImageError::NotFound { .. }));
         let newest = |fits: &dyn Fn(&Record) -> bool| {
             records.iter().rev().find(|record| fits(record)).map(|record| record.id.clone())
         };
