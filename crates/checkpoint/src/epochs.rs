@@ -121,16 +121,9 @@ impl<'t> Captures<'t> {
     /// The pages that were written last, the last epoch's first.
     pub(crate) fn hottest(&self) -> Vec<PageNumber> {
         let mut all = Vec::new();
-        let mut known: Option<PageSet> = None;
-        for epoch in self.hot.iter().rev() {
+        for (newer, epoch) in self.hot.iter().rev().enumerate() {
             let mut new = epoch.clone();
-            match &mut known {
-                Some(known) => {
-                    new.subtract(known);
-                    known.union_with(epoch);
-                }
-                none => *none = Some(epoch.clone()),
-            }
+            self.hot.iter().rev().take(newer).for_each(|known| new.subtract(known));
             all.extend(new.iter());
         }
         all.truncate(MOST_HOT);
@@ -226,4 +219,24 @@ pub(crate) fn run<'t>(
     }
     overflow.finish()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_pages_are_those_of_the_last_epochs_the_newest_first() {
+        let mut captures = Captures::new(100, 1 << 20, Instant::now(), None);
+        for pages in [&[90][..], &[50, 60], &[10, 50], &[20], &[10, 30]] {
+            let mut set = PageSet::new(100);
+            for page in pages {
+                set.insert(PageNumber(*page));
+            }
+            captures.note_hot(&set);
+        }
+        let hottest: Vec<u64> = captures.hottest().iter().map(|page| page.0).collect();
+        // 90 is of the fifth last.
+        assert_eq!(hottest, [10, 30, 20, 50, 60]);
+    }
 }
