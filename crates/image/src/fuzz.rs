@@ -1,7 +1,7 @@
 //! The reader against altered input: whatever the bytes, an error or a right
-//! answer, never a panic; what a forged record may claim apart, never memory without bound.
-//! Checksums are made to
-//! fit again after each change, so that the code behind them is reached.
+//! answer, never a panic; what a forged record may claim apart, never memory without
+//! bound. Checksums are made to fit again after each change, so that the code behind them
+//! is reached.
 
 use crate::aligned::AlignedBytes;
 use crate::folder::Folder;

@@ -90,10 +90,8 @@ pub fn collect(
     }
     for (name, bytes) in disks {
         let object = format!("{DISKS}/{name}");
-        if !is_disk_copy(&name) {
-            continue;
-        }
-        if leased.contains(&object) || needed.disks.contains(&object) {
+        let is_needed = leased.contains(&object) || needed.disks.contains(&object);
+        if is_needed || !is_disk_copy(&name) {
             continue;
         }
         collected.disks_removed += 1;
