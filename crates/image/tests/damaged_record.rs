@@ -2,18 +2,11 @@
 
 mod common;
 
-use common::{read_back, write_image};
-use dewar_image::{Deleted, ImageError, ImageId, Location, Store, collect, verify};
+use common::{new_store, read_back, write_image};
+use dewar_image::{Deleted, ImageError, ImageId, Store, collect, verify};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-fn new_store() -> (tempfile::TempDir, Store) {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let store =
-        Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
-    (folder, store)
-}
 
 fn damage(store: &Store, id: &ImageId) {
     let path = store.folder().expect("a folder").join(format!("images/{id}.json"));

@@ -2,10 +2,8 @@
 
 mod common;
 
-use common::{PAGES, commit, content, options};
-use dewar_image::{
-    Dedup, FrameCache, ImageId, ImageOptions, Location, Record, Store, collect, verify,
-};
+use common::{PAGES, commit, content, new_store, options};
+use dewar_image::{Dedup, FrameCache, ImageId, ImageOptions, Record, Store, collect, verify};
 use dewar_units::{PAGE_BYTES, PageNumber};
 
 /// 3,000 pages with 500 contents; the first 500 all differ, then they repeat in
@@ -46,12 +44,6 @@ fn bytes(store: &Store) -> u64 {
     let folder = store.folder().expect("folder").join("segments");
     let files = std::fs::read_dir(folder).expect("list").flatten();
     files.map(|file| file.metadata().expect("stat").len()).sum()
-}
-
-fn new_store() -> (tempfile::TempDir, Store) {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let store = Store::open_or_create(&Location::Folder(folder.path().join("s"))).expect("store");
-    (folder, store)
 }
 
 #[test]

@@ -3,22 +3,14 @@
 
 mod common;
 
-use common::{PAGES, commit, content, options, read_back, write_image};
+use common::{PAGES, commit, content, new_store, options, read_back, write_image};
 use dewar_image::{
-    Collected, FrameCache, ImageError, ImageId, ImageWriter, Location, Record, Store, collect,
-    diff, verify,
+    Collected, FrameCache, ImageError, ImageId, ImageWriter, Record, Store, collect, diff, verify,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-fn new_store() -> (tempfile::TempDir, Store) {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let store =
-        Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
-    (folder, store)
-}
 
 fn root(store: &Store) -> &Path {
     store.folder().expect("a folder")

@@ -4,7 +4,7 @@
 use dewar_codec::Codec;
 use dewar_image::{
     Blob, Dedup, DiskRecord, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
-    MemoryRecord, PageCounts, Record, RegionRecord, Store,
+    Location, MemoryRecord, PageCounts, Record, RegionRecord, Store,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs;
@@ -64,6 +64,14 @@ pub fn record(root: Entry, counts: PageCounts, device_state: Blob, hot_pages: Bl
     let memory = MemoryRecord { pages: PAGES, root, regions, counts };
     let record = Record::new("g", memory, device_state, hot_pages);
     Record { tag: Some("t".into()), created_ms: 1, ..record }
+}
+
+/// An empty store in a folder of its own.
+pub fn new_store() -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let store =
+        Store::open_or_create(&Location::Folder(folder.path().join("store"))).expect("store");
+    (folder, store)
 }
 
 /// Writes an image by two threads; the last 500 pages twice.
