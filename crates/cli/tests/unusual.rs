@@ -231,7 +231,7 @@ fn a_terminal_does_not_stop_who_holds_a_guest() {
         let status = fs::read_to_string(format!("/proc/{}/status", held.pid)).expect("status");
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("mask");
         let blocked = u64::from_str_radix(blocked.trim(), 16).expect("mask");
-        assert_ne!(blocked & 1 << (Signal::TSTP.as_raw() - 1), 0, "{line:?}");
+        assert_ne!(blocked & (1 << (Signal::TSTP.as_raw() - 1)), 0, "{line:?}");
         let (code, _, said) = held.go_on();
         assert_eq!(code, 0, "{line:?}: {said}");
     }
