@@ -170,7 +170,13 @@ fn ram_files_are_found_from_any_folder() {
 #[test]
 fn a_guest_without_rights_is_restored_lazily() {
     let lab = common::lab();
-    let mut guest = run(&lab, &["-runas", "nobody"]);
+    // QEMU 10 knows the other way only.
+    let help = Command::new("qemu-system-x86_64").arg("-help").output().expect("QEMU's help");
+    let way = match String::from_utf8_lossy(&help.stdout).contains("-runas") {
+        true => ["-runas", "nobody"],
+        false => ["-run-with", "user=nobody"],
+    };
+    let mut guest = run(&lab, &way);
     guest.console.ask("check 2000 1 none").expect("check");
     lab.dewar(&["checkpoint", "g"]).done();
     lab.crash("g");
