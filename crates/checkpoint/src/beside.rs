@@ -8,13 +8,10 @@
 //! captured as without a dirty store.
 
 use crate::CheckpointError;
-use crate::bulk::{Tally, bulk};
+use crate::bulk::{Capturing, Tally, bulk};
 use crate::epochs::Captures;
-use crate::observe::Observer;
-use crate::work::{Pieces, cores, run_idle};
+use crate::work::{Pieces, cores};
 use dewar_guest::Guest;
-use dewar_image::ImageWriter;
-use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -25,28 +22,24 @@ const PIECE: u64 = 512;
 
 /// The bulk pass with epochs every so often beside it. Returns what
 /// [`bulk`] does.
-#[expect(clippy::too_many_arguments, reason = "those of the bulk pass and those of epochs")]
 pub(crate) fn bulk_with_epochs<'t>(
     captures: &mut Captures<'t>,
     guest: &mut dyn Guest,
-    tracker: &'t WriteTracker,
-    writer: &ImageWriter<'_>,
+    at: &Capturing<'_, 't>,
     todo: &PageSet,
     compare: bool,
     every: Duration,
     tally: &Tally,
-    observer: &dyn Observer,
 ) -> Result<PageSet, CheckpointError> {
-    let ram = guest.ram();
     let (done, is_done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let pass = scope.spawn(|| {
             let _done = done;
-            bulk(&ram, tracker, writer, todo, compare, tally, observer)
+            bulk(at, todo, compare, tally)
         });
         let mut epochs = Ok(());
         while epochs.is_ok() && is_done.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-            epochs = epoch(captures, guest, tracker, writer, &ram, observer);
+            epochs = epoch(captures, guest, at);
         }
         if epochs.is_err() {
             tally.stop();
@@ -59,11 +52,9 @@ pub(crate) fn bulk_with_epochs<'t>(
 fn epoch<'t>(
     captures: &mut Captures<'t>,
     guest: &mut dyn Guest,
-    tracker: &'t WriteTracker,
-    writer: &ImageWriter<'_>,
-    ram: &Ram,
-    observer: &dyn Observer,
+    at: &Capturing<'_, 't>,
 ) -> Result<(), CheckpointError> {
+    let Capturing { ram, tracker, writer, workers, observer } = *at;
     let began = Instant::now();
     let lease = tracker.take(cores())?;
     let pages: Vec<PageNumber> = lease.pages().iter().collect();
@@ -73,7 +64,7 @@ fn epoch<'t>(
     guest.drain()?;
     let sent = AtomicU64::new(0);
     let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
-    run_idle(cores(), || {
+    workers.run_idle(|| {
         let work = || -> Result<(), CheckpointError> {
             let Some(mut sink) = writer.keyed_sink()? else { return Ok(()) };
             let mut bytes = vec![0; PAGE_BYTES];

@@ -2,7 +2,7 @@
 //! memory into the image.
 
 use crate::observe::Observer;
-use crate::work::{Pieces, cores, run_idle};
+use crate::work::{Pieces, Workers};
 use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
@@ -35,6 +35,20 @@ impl Tally {
     }
 }
 
+/// What the stages of a capture work on, and with.
+pub(crate) struct Capturing<'c, 't> {
+    /// The guest's memory.
+    pub ram: &'c Ram,
+    /// Where writes to it are recorded.
+    pub tracker: &'t WriteTracker,
+    /// Where its pages go.
+    pub writer: &'c ImageWriter<'c>,
+    /// Who wait for nothing and whom nobody waits for.
+    pub workers: &'c Workers,
+    /// Who is told.
+    pub observer: &'c dyn Observer,
+}
+
 /// Encodes the pages of `todo` but those written since arming, which are left
 /// for the epochs. A page that is written while it is copied is in a later
 /// epoch's set, whatever was copied. A page that an epoch beside this claimed
@@ -42,14 +56,12 @@ impl Tally {
 /// has it stays there. Returns the pages that have no memory behind them; one
 /// that gets some from now on is dirty.
 pub(crate) fn bulk(
-    ram: &Ram,
-    tracker: &WriteTracker,
-    writer: &ImageWriter<'_>,
+    at: &Capturing<'_, '_>,
     todo: &PageSet,
     compare: bool,
     tally: &Tally,
-    observer: &dyn Observer,
 ) -> Result<PageSet, CheckpointError> {
+    let Capturing { ram, tracker, writer, workers, observer } = *at;
     let all = PageRange::new(0, ram.pages());
     let mut holes = PageSet::new(ram.pages());
     // Of a few pages, all just written, asking would take longer than copying.
@@ -64,7 +76,7 @@ pub(crate) fn bulk(
     }
     let pieces = Pieces::new(all, PIECE);
     let done = AtomicU64::new(0);
-    run_idle(cores(), || {
+    workers.run_idle(|| {
         let work = || -> Result<(), CheckpointError> {
             let mut sink = writer.yielding_sink()?;
             let mut compared = Compared::new(writer, compare)?;
@@ -100,13 +112,13 @@ pub(crate) fn bulk(
 /// Encodes what was captured, while the guest runs.
 pub(crate) fn write_behind(
     buffer: &CaptureBuffer,
-    writer: &ImageWriter<'_>,
-    observer: &dyn Observer,
+    at: &Capturing<'_, '_>,
 ) -> Result<(), CheckpointError> {
+    let Capturing { writer, workers, observer, .. } = *at;
     let pages: Vec<PageNumber> = buffer.held().iter().collect();
     let total = pages.len() as u64;
     let pieces = Pieces::new(PageRange::new(0, total), PIECE);
-    run_idle(cores(), || {
+    workers.run_idle(|| {
         let work = || -> Result<(), CheckpointError> {
             let mut sink = writer.sink()?;
             while let Some(piece) = pieces.take() {

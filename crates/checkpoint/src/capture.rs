@@ -27,16 +27,17 @@
 
 use crate::CheckpointError;
 use crate::beside::bulk_with_epochs;
-use crate::bulk::{Tally, bulk, write_behind};
+use crate::bulk::{Capturing, Tally, bulk, write_behind};
 use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
-use crate::work::cores;
+use crate::work::{Workers, cores};
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
     CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, ImageOptions, ImageReader,
     ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
 };
+use dewar_kernel::OwnSession;
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PageNumber, PageSet};
 use std::path::{Path, PathBuf};
@@ -95,6 +96,9 @@ pub struct CheckpointOptions<'s> {
     /// Where pages go that are written while the bulk pass runs, and that the
     /// buffer has no room for; and how often.
     pub dirty: Option<(DirtyStore, Duration)>,
+    /// The session of this process, where it may be made to weigh little while
+    /// the guest runs.
+    pub session: Option<OwnSession>,
     /// A name for the image.
     pub tag: Option<String>,
     /// How to start the guest again; kept for whoever restores it.
@@ -170,19 +174,14 @@ fn capture<'s>(
     writer.expect(&todo);
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
     let (tally, compare) = (Tally::default(), !by_tracking);
+    let workers = Workers::new(options.session);
+    let at =
+        Capturing { ram: &ram, tracker: &tracker, writer: &writer, workers: &workers, observer };
     let mut holes = match &options.dirty {
-        None => bulk(&ram, &tracker, &writer, &todo, compare, &tally, observer)?,
-        Some((_, every)) => bulk_with_epochs(
-            &mut captures,
-            guest,
-            &tracker,
-            &writer,
-            &todo,
-            compare,
-            *every,
-            &tally,
-            observer,
-        )?,
+        None => bulk(&at, &todo, compare, &tally)?,
+        Some((_, every)) => {
+            bulk_with_epochs(&mut captures, guest, &at, &todo, compare, *every, &tally)?
+        }
     };
     observer.step(Step::BulkDone);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
@@ -205,7 +204,7 @@ fn capture<'s>(
     };
     let (memory, copies) = std::thread::scope(|scope| {
         let behind = scope.spawn(|| -> Result<_, CheckpointError> {
-            write_behind(&captures.buffer, &writer, observer)?;
+            write_behind(&captures.buffer, &at)?;
             let (root, counts) = writer.finish_memory(holes)?;
             let device_state = writer.put_blob(&device_state)?;
             let hot_pages = writer.put_blob(&hot_list(&captures.hottest()))?;

@@ -1,10 +1,11 @@
 //! Sharing work between threads.
 
-use dewar_kernel::{ThreadActivity, ThreadId};
+use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};
 use dewar_units::PageRange;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 /// How often it is looked whether idle threads starve.
@@ -12,6 +13,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// What starving threads are raised to: a busy CPU gives them a quarter of its
 /// time (weight 335 beside 1024, kernel/sched/core.c).
 const NICE: i32 = 5;
+/// What a session is lowered to: 1.4 % (weight 15).
+const NICEST: i32 = 19;
 
 /// How many threads the host runs at once.
 pub fn cores() -> usize {
@@ -42,7 +45,7 @@ impl Pieces {
     }
 }
 
-/// A thread of [`run_idle`].
+/// A thread of [`Workers::run_idle`].
 struct Worker {
     thread: ThreadId,
     /// Whether it is one that starved, and is idle no more.
@@ -50,7 +53,7 @@ struct Worker {
 }
 
 thread_local! {
-    /// Set in threads of [`run_idle`].
+    /// Set in threads of [`Workers::run_idle`].
     static WORKER: RefCell<Option<Arc<Worker>>> = const { RefCell::new(None) };
 }
 
@@ -90,55 +93,104 @@ pub(crate) fn urgently<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs `work` on `threads` threads at idle priority; the first error wins.
+/// Runs what may take no CPU time that others want: on idle threads, and in a
+/// session of little weight where the process has one of its own.
 ///
-/// Where others want every CPU all the time an idle thread would hardly ever
+/// Where others want every CPU all the time such a thread would hardly ever
 /// run, and a checkpoint never end: one that starves is made an ordinary but
-/// nice thread.
-pub(crate) fn run_idle<E: Send>(
-    threads: usize,
-    work: impl Fn() -> Result<(), E> + Sync,
-) -> Result<(), E> {
-    let (begun, begins) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|_| {
-                let begun = begun.clone();
-                let work = &work;
-                scope.spawn(move || {
-                    let own = Worker::own();
-                    own.settle();
-                    WORKER.set(Some(own.clone()));
-                    let _ = begun.send(own);
-                    drop(begun);
-                    work()
-                })
-            })
-            .collect();
-        drop(begun);
-        let (done, is_done) = mpsc::channel::<()>();
-        scope.spawn(move || feed_starving(begins.iter().collect(), &is_done));
-        let result = workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .fold(Ok(()), Result::and);
-        drop(done);
-        result
-    })
+/// nice thread, and so is the session.
+#[derive(Debug, Default)]
+pub(crate) struct Workers {
+    session: Option<OwnSession>,
+    /// How many are at [`Workers::run_idle`].
+    running: Mutex<usize>,
 }
 
-/// Looks after idle threads until `is_done` is closed.
-fn feed_starving(workers: Vec<Arc<Worker>>, is_done: &mpsc::Receiver<()>) {
-    let mut idle: Vec<_> =
-        workers.into_iter().map(|worker| (worker, ThreadActivity::default())).collect();
-    while is_done.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-        idle.retain_mut(|(worker, before)| {
-            // Of a thread that cannot be judged it is not known that it runs.
-            let Some(now) = worker.thread.activity() else { return !worker.feed() };
-            let starves = is_starving(*before, now);
-            *before = now;
-            !starves || !worker.feed()
-        });
+impl Workers {
+    /// Those of a process that has this session of its own.
+    pub(crate) fn new(session: Option<OwnSession>) -> Self {
+        Self { session, running: Mutex::default() }
+    }
+
+    /// Runs `work` on a thread for each CPU; the first error wins.
+    pub(crate) fn run_idle<E: Send>(
+        &self,
+        work: impl Fn() -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let _back = StepBack::of(self);
+        let (begun, begins) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..cores())
+                .map(|_| {
+                    let begun = begun.clone();
+                    let work = &work;
+                    scope.spawn(move || {
+                        let own = Worker::own();
+                        own.settle();
+                        WORKER.set(Some(own.clone()));
+                        let _ = begun.send(own);
+                        drop(begun);
+                        work()
+                    })
+                })
+                .collect();
+            drop(begun);
+            let (done, is_done) = mpsc::channel::<()>();
+            scope.spawn(move || self.feed_starving(begins.iter().collect(), &is_done));
+            let join = |worker: ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let result = workers.into_iter().map(join).fold(Ok(()), Result::and);
+            drop(done);
+            result
+        })
+    }
+
+    /// Looks after idle threads until `is_done` is closed.
+    fn feed_starving(&self, workers: Vec<Arc<Worker>>, is_done: &mpsc::Receiver<()>) {
+        let mut idle: Vec<_> =
+            workers.into_iter().map(|worker| (worker, ThreadActivity::default())).collect();
+        while is_done.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            idle.retain_mut(|(worker, before)| {
+                // Of a thread that cannot be judged it is not known that it runs.
+                let Some(now) = worker.thread.activity() else { return !worker.feed() };
+                let starves = is_starving(*before, now);
+                *before = now;
+                if starves {
+                    self.weigh(NICE);
+                }
+                !starves || !worker.feed()
+            });
+        }
+    }
+
+    /// Gives the session this weight; without it the work is as right, only less kind.
+    fn weigh(&self, nice: i32) {
+        let _ = self.session.map(|session| session.make_nice(nice));
+    }
+}
+
+/// While there is one, the session weighs little.
+struct StepBack<'w>(&'w Workers);
+
+impl<'w> StepBack<'w> {
+    fn of(workers: &'w Workers) -> Self {
+        let mut running = workers.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if *running == 0 {
+            workers.weigh(NICEST);
+        }
+        *running += 1;
+        Self(workers)
+    }
+}
+
+impl Drop for StepBack<'_> {
+    fn drop(&mut self) {
+        let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
+        *running -= 1;
+        if *running == 0 {
+            self.0.weigh(0);
+        }
     }
 }
 
@@ -172,7 +224,7 @@ mod tests {
             assert!(is_idle());
             Ok(())
         };
-        assert_eq!(run_idle(2, work), Ok(()));
+        assert_eq!(Workers::default().run_idle(work), Ok(()));
         urgently(|| assert!(!is_idle(), "no worker"));
         // One that starved is idle no more.
         let worker = Worker::own();
@@ -201,7 +253,7 @@ mod tests {
                 {}
                 Ok(())
             };
-            assert_eq!(run_idle(1, own_share), Ok(()));
+            assert_eq!(Workers::default().run_idle(own_share), Ok(()));
             stop.store(true, Ordering::Relaxed);
         });
     }

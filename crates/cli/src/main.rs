@@ -4,6 +4,7 @@
 //! crates below and renders what comes back.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod args;
 mod context;
 mod failure;
@@ -27,6 +28,15 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
+    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_)) {
+        // Where it is refused all is as it always was.
+        let _ = dewar_kernel::run_on();
+    }
+    if matches!(cli.verb, Verb::Checkpoint(_)) {
+        if let Some(code) = apart::run_as_child() {
+            return code;
+        }
+    }
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(json),
@@ -35,10 +45,6 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), Failure> {
     let context = Context::new(&cli.root, cli.json);
-    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_)) {
-        // Where it is refused all is as it always was.
-        let _ = dewar_kernel::run_on();
-    }
     match cli.verb {
         Verb::Run(args) => verbs::run::run(&context, args),
         Verb::Adopt(args) => verbs::adopt::run(&context, args),

@@ -5,7 +5,6 @@ mod common;
 
 use common::HeldCheckpoint;
 use dewar_testkit::{Certificates, Console, GuestSpec, Lab, RedisCluster, RedisServer, TestGuest};
-use rustix::process::Signal;
 use std::time::Duration;
 
 fn guest(lab: &Lab) -> TestGuest {
@@ -196,7 +195,6 @@ fn killed_with_a_remote_store_nothing_stays() {
     for step in ["bulk-done", "resumed", "disks-copied", "synced"] {
         let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--store", &url], step);
         let guardian = held.guardian().expect("a guardian");
-        dewar_testkit::kill(held.pid, Signal::KILL);
         held.kill();
         dewar_testkit::wait_while_alive(guardian);
         guest.console.ask("verify").unwrap_or_else(|error| panic!("after {step}: {error:#}"));

@@ -15,7 +15,7 @@ use super::dead::{DeadRam, Kept};
 use super::hot_pages;
 use crate::CheckpointError;
 use crate::frames::{grouped, read_with};
-use crate::work::{Pieces, cores, run_idle, urgently};
+use crate::work::{Pieces, Workers, urgently};
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -290,7 +290,7 @@ impl<'a> PageServer<'a> {
             }
             first = false;
             let pieces = Pieces::new(rest, PIECE);
-            let result = run_idle(cores(), || -> Result<(), CheckpointError> {
+            let result = Workers::default().run_idle(|| -> Result<(), CheckpointError> {
                 let mut cache = FrameCache::new()?;
                 while let Some(piece) = hottest.take().filter(|_| !self.stopped()) {
                     let pages = &hot[piece.start.index()..piece.end.index()];

@@ -1,3 +1,4 @@
+use crate::apart::own_session;
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
 use crate::failure::{Code, Failure};
@@ -133,6 +134,7 @@ pub fn take(
         level: ZSTD_LEVEL,
         dedup: wanted.dedup,
         dirty: wanted.dirty,
+        session: own_session(),
         tag: wanted.tag,
         machine,
         scratch: folder.make_scratch()?,

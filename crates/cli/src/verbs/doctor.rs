@@ -63,7 +63,6 @@ fn look() -> Vec<Finding> {
                 .map(|_| "present".to_owned())
                 .map_err(|error| error.to_string()),
         ),
-        optional("idle priority", "checkpoints that guests hardly feel", idle_priority()),
         optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
         optional("room in memory", "RAM files", room(ram_dir::ram_dir_now())),
         optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
@@ -102,19 +101,6 @@ fn version_of(program: &str) -> Result<String, String> {
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().next().unwrap_or_default().to_owned())
-}
-
-/// Whether an idle thread of one session leaves the CPU to another's (sched(7), "The
-/// autogroup feature").
-fn idle_priority() -> Result<String, String> {
-    let setting = "kernel.sched_autogroup_enabled";
-    let told = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
-    match told.unwrap_or_default().trim() {
-        "1" => Err(format!(
-            "holds within a session only, and a guest is in another ({setting} = 1): 'sysctl {setting}=0'"
-        )),
-        _ => Ok("holds within a control group".to_owned()),
-    }
 }
 
 /// Whether threads can be promised CPU time here, and how much.

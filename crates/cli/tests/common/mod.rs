@@ -58,8 +58,12 @@ impl HeldCheckpoint {
 
     /// Kills it where it stands.
     pub fn kill(mut self) {
+        let child = self.started("checkpoint");
         dewar_testkit::kill(self.pid, rustix::process::Signal::KILL);
         self.child.wait().expect("wait");
+        if let Some(child) = child {
+            dewar_testkit::wait_while_alive(child);
+        }
     }
 
     /// The process that watches over it.
@@ -73,9 +77,12 @@ impl HeldCheckpoint {
     }
 }
 
-/// The process that a command started with this verb.
+/// The process that a command started with this verb, or its child did: it may be the
+/// child of itself.
 pub fn started(command: i32, verb: &str) -> Option<i32> {
-    children(command).into_iter().find(|pid| {
+    let children = children(command);
+    let theirs = children.iter().flat_map(|child| self::children(*child));
+    theirs.chain(children.iter().copied()).find(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).contains(verb)
     })

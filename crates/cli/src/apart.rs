@@ -1,0 +1,77 @@
+//! A command in a session of its own: as a child of itself.
+//!
+//! What works beside a guest shall have the CPU time that nobody else wants. Where
+//! the scheduler takes sessions for groups, a guest is of another group than the
+//! command, which must make its session weigh little then ([`OwnSession`]). So
+//! the session must be its own: a shell's other programs are not ours to slow.
+//! Whom a shell started leads a group of processes and can make no session
+//! (setsid(2)); its child can.
+//!
+//! The parent is the child to all who deal with the command: it stops and ends as the
+//! child does, with its exit code or by its signal. The other way round, who ends the
+//! parent ends the child, at once (PR_SET_PDEATHSIG(2const)); a guardian sees to the rest,
+//! as ever. Who stops the parent does not stop the child: a guest may stand still
+//! for it.
+
+use dewar_kernel::{OwnSession, are_sessions_groups, detach};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, RawPid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process,
+    set_parent_process_death_signal, waitpid,
+};
+use std::process::{Command, ExitCode};
+
+/// Tells a child whose it is.
+const PARENT: &str = "DEWAR_APART_OF";
+
+/// Runs this command as a child in a session of its own, where that is of use; returns
+/// its exit code when it has ended.
+pub fn run_as_child() -> Option<ExitCode> {
+    if let Some(parent) = parent() {
+        // Not where it had ended before it could be known that it did.
+        return (!ends_with(parent)).then_some(ExitCode::FAILURE);
+    }
+    if !are_sessions_groups() {
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.args(std::env::args_os().skip(1)).env(PARENT, getpid().to_string());
+    // Where it does not start, the command runs as it is, only less kind.
+    let child = detach(&mut command).spawn().ok()?;
+    let child = Pid::from_child(&child);
+    loop {
+        match waitpid(Some(child), WaitOptions::UNTRACED) {
+            Ok(Some((_, status))) if status.stopped() => {
+                let _ = kill_process(getpid(), Signal::STOP);
+                let _ = kill_process(child, Signal::CONT);
+            }
+            Ok(Some((_, status))) => return Some(end_like(status)),
+            Ok(None) | Err(Errno::INTR) => (),
+            Err(_) => return Some(ExitCode::FAILURE),
+        }
+    }
+}
+
+/// The session of this process, if it is such a child.
+pub fn own_session() -> Option<OwnSession> {
+    parent().and_then(|_| OwnSession::of_this_process())
+}
+
+/// Whose child this process is, if it is one.
+fn parent() -> Option<RawPid> {
+    std::env::var(PARENT).ok()?.parse().ok()
+}
+
+/// Makes this process end where its parent does; says whether it has that parent still.
+fn ends_with(parent: RawPid) -> bool {
+    set_parent_process_death_signal(Some(Signal::KILL)).is_ok()
+        && getppid().map(Pid::as_raw_pid) == Some(parent)
+}
+
+fn end_like(status: WaitStatus) -> ExitCode {
+    if let Some(signal) = status.terminating_signal().and_then(Signal::from_named_raw) {
+        let _ = kill_process(getpid(), signal);
+    }
+    let code = status.exit_status().and_then(|code| u8::try_from(code).ok());
+    code.map_or(ExitCode::FAILURE, ExitCode::from)
+}

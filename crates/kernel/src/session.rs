@@ -1,0 +1,39 @@
+use crate::KernelError;
+use rustix::process::{getpid, getsid};
+use std::fs;
+
+/// What the scheduler weighs a session by, as nice values weigh threads.
+const WEIGHT: &str = "/proc/self/autogroup";
+
+/// The session of this process, which leads it: whoever else is in it was
+/// started by it.
+///
+/// Where sessions are groups ([`are_sessions_groups`]) the scheduler shares a CPU
+/// between sessions by their weight, and only then among the threads of each by
+/// theirs (sched(7), "The autogroup feature").
+#[derive(Debug, Clone, Copy)]
+pub struct OwnSession(());
+
+impl OwnSession {
+    /// It, if this process leads its session.
+    pub fn of_this_process() -> Option<Self> {
+        (getsid(None) == Ok(getpid())).then_some(Self(()))
+    }
+
+    /// Gives it the weight of this nice value, -20 to 19; 0 is what every session
+    /// begins with.
+    ///
+    /// # Errors
+    /// Where the kernel refuses, or knows no such weights.
+    pub fn make_nice(self, nice: i32) -> Result<(), KernelError> {
+        fs::write(WEIGHT, nice.to_string())
+            .map_err(|cause| KernelError::new("write", format!("{nice} to {WEIGHT}"), cause))
+    }
+}
+
+/// Whether the scheduler takes sessions for groups (`kernel.sched_autogroup_enabled`).
+/// Processes of a control group with a CPU weight are of that group nonetheless.
+pub fn are_sessions_groups() -> bool {
+    let setting = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
+    setting.is_ok_and(|setting| setting.trim() == "1")
+}
