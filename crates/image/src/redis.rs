@@ -21,6 +21,7 @@
 mod connect;
 mod hold;
 mod pages;
+mod plain;
 
 use crate::ImageError;
 use crate::backend::{Backend, Hold, Holding, Object};

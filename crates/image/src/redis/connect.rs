@@ -6,6 +6,7 @@
 //! Every command that is tried again may have been done already; so each one
 //! must be as good when it is done twice.
 
+use super::plain::Plain;
 use crate::ImageError;
 use crate::location::RedisPlace;
 use redis::cluster::ClusterClientBuilder;
@@ -143,7 +144,14 @@ impl Pool {
     }
 
     fn connect_server(&self, host: &str, port: u16) -> RedisResult<Connection> {
-        let mut who = RedisConnectionInfo::default().set_db(i64::from(self.place.database));
+        let database = i64::from(self.place.database);
+        if !self.place.tls {
+            let (name, password) = (&self.secrets.username, &self.secrets.password);
+            let credentials = password.as_deref().map(|password| (name.as_deref(), password));
+            let times = [CONNECT, ANSWER];
+            return Ok(Box::new(Plain::connect(host, port, database, credentials, times)?));
+        }
+        let mut who = RedisConnectionInfo::default().set_db(database);
         if let Some(name) = &self.secrets.username {
             who = who.set_username(name);
         }
@@ -151,10 +159,7 @@ impl Pool {
             who = who.set_password(password);
         }
         let info = self.address(host, port).into_connection_info()?.set_redis_settings(who);
-        let client = match self.place.tls {
-            true => Client::build_with_tls(info, self.certificates())?,
-            false => Client::open(info)?,
-        };
+        let client = Client::build_with_tls(info, self.certificates())?;
         let connection = client.get_connection_with_timeout(CONNECT)?;
         connection.set_read_timeout(Some(ANSWER))?;
         connection.set_write_timeout(Some(ANSWER))?;

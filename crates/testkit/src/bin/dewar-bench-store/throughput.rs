@@ -71,7 +71,7 @@ fn redis(noise: &[u8]) -> Result<Value> {
         let line = ["-t", "set", "-d", &size, "-r", "64", "-n", "64", "-c", CONNECTIONS];
         plain_in.push(benchmark(&server, &line, SEGMENT)?);
         let end = (FRAME - 1).to_string();
-        let line = ["-n", "2048", "-c", "2", "GETRANGE", "key:000000000001", "0", &end];
+        let line = ["-n", "8192", "-c", "2", "GETRANGE", "key:000000000001", "0", &end];
         plain_out.push(benchmark(&server, &line, FRAME)?);
         server.ask(&[
             "eval",

@@ -1,0 +1,190 @@
+//! A connection to one server that reads large values straight to where they stay.
+//!
+//! The client library's own reads an answer into a buffer and copies it from there; of
+//! frames of a quarter of a MiB that is most of what a reader does. So the one kind of answer
+//! that is large, a string of told length (`$`, "bulk string" in the protocol), is read
+//! here; all others by the library's parser. That one may read ahead only within what was
+//! asked for, so between two calls nothing of an answer is left anywhere.
+
+use redis::{Cmd, ConnectionLike, ErrorKind, Parser, RedisError, RedisResult, Value};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// The protocol's own bound for a string (`proto-max-bulk-len`).
+const LONGEST: usize = 512 << 20;
+/// Room for the beginning of an answer; what is longer is not read through it.
+const BEGINNING: usize = 1 << 12;
+
+/// The connection.
+pub(super) struct Plain {
+    stream: BufReader<TcpStream>,
+    parser: Parser,
+    database: i64,
+}
+
+impl Plain {
+    /// Connects to the first address that answers.
+    pub(super) fn connect(
+        host: &str,
+        port: u16,
+        database: i64,
+        credentials: Option<(Option<&str>, &str)>,
+        [connect, answer]: [Duration; 2],
+    ) -> RedisResult<Self> {
+        let mut failure = RedisError::from((ErrorKind::InvalidClientConfig, "no address"));
+        for address in (host, port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, connect) {
+                Ok(stream) => return Self::begin(stream, database, credentials, answer),
+                Err(error) => failure = error.into(),
+            }
+        }
+        Err(failure)
+    }
+
+    fn begin(
+        stream: TcpStream,
+        database: i64,
+        credentials: Option<(Option<&str>, &str)>,
+        answer: Duration,
+    ) -> RedisResult<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(answer))?;
+        stream.set_write_timeout(Some(answer))?;
+        let stream = BufReader::with_capacity(BEGINNING, stream);
+        let mut plain = Self { stream, parser: Parser::new(), database };
+        if let Some((name, password)) = credentials {
+            let mut login = redis::cmd("AUTH");
+            name.map(|name| login.arg(name));
+            login.arg(password).query::<()>(&mut plain)?;
+        }
+        if database != 0 {
+            redis::cmd("SELECT").arg(database).query::<()>(&mut plain)?;
+        }
+        Ok(plain)
+    }
+
+    fn send(&mut self, packed: &[u8]) -> RedisResult<()> {
+        Ok(self.stream.get_mut().write_all(packed)?)
+    }
+
+    fn answer(&mut self) -> RedisResult<Value> {
+        match self.stream.fill_buf()?.first() {
+            Some(b'$') => self.string(),
+            _ => self.parser.parse_value(&mut self.stream),
+        }
+    }
+
+    /// `$LENGTH\r\nBYTES\r\n`, or `$-1\r\n` for none.
+    fn string(&mut self) -> RedisResult<Value> {
+        let mut head = Vec::new();
+        (&mut self.stream).take(32).read_until(b'\n', &mut head)?;
+        let head = String::from_utf8_lossy(&head);
+        if head == "$-1\r\n" {
+            return Ok(Value::Nil);
+        }
+        let length = head.strip_prefix('$').and_then(|rest| rest.strip_suffix("\r\n"));
+        let length = length.and_then(|digits| digits.parse().ok());
+        let Some(length) = length.filter(|length| *length <= LONGEST) else {
+            return Err((ErrorKind::Parse, "no length of a string", head.into_owned()).into());
+        };
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes)?;
+        let mut end = [0; 2];
+        self.stream.read_exact(&mut end)?;
+        match &end {
+            b"\r\n" => Ok(Value::BulkString(bytes)),
+            _ => Err((ErrorKind::Parse, "a string goes on behind its end").into()),
+        }
+    }
+}
+
+impl ConnectionLike for Plain {
+    fn req_packed_command(&mut self, packed: &[u8]) -> RedisResult<Value> {
+        self.send(packed)?;
+        self.answer()
+    }
+
+    fn req_command(&mut self, command: &Cmd) -> RedisResult<Value> {
+        self.req_packed_command(&command.get_packed_command())
+    }
+
+    fn req_packed_commands(
+        &mut self,
+        packed: &[u8],
+        offset: usize,
+        count: usize,
+    ) -> RedisResult<Vec<Value>> {
+        self.send(packed)?;
+        let all = (0..offset + count).map(|_| self.parser.parse_value(&mut self.stream));
+        let mut all = all.collect::<RedisResult<Vec<_>>>()?;
+        Ok(all.split_off(offset))
+    }
+
+    fn get_db(&self) -> i64 {
+        self.database
+    }
+
+    fn check_connection(&mut self) -> bool {
+        redis::cmd("PING").query::<String>(self).is_ok()
+    }
+
+    fn is_open(&self) -> bool {
+        self.stream.get_ref().take_error().is_ok_and(|error| error.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// What comes of asking a server that says this, whatever it is asked, and goes.
+    fn asked(answer: Vec<u8>) -> RedisResult<Value> {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = server.local_addr().expect("its address").port();
+        let served = std::thread::spawn(move || {
+            let (mut peer, _) = server.accept().expect("a connection");
+            let _ = peer.read(&mut [0; 64]);
+            let _ = peer.write_all(&answer);
+        });
+        let times = [Duration::from_secs(5); 2];
+        let mut plain = Plain::connect("127.0.0.1", port, 0, None, times).expect("connects");
+        let result = redis::cmd("PING").query(&mut plain);
+        drop(plain);
+        served.join().expect("the server ends");
+        result
+    }
+
+    #[test]
+    fn strings_of_every_length_are_read() {
+        for length in [0, 1, BEGINNING - 9, BEGINNING, BEGINNING + 1, 1 << 20] {
+            let content: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+            let framed = [format!("${length}\r\n").as_bytes(), &content, b"\r\n"].concat();
+            assert_eq!(asked(framed), Ok(Value::BulkString(content)), "{length}");
+        }
+        assert_eq!(asked(b"$-1\r\n".to_vec()), Ok(Value::Nil));
+        assert_eq!(asked(b"+PONG\r\n".to_vec()), Ok(Value::SimpleString("PONG".to_owned())));
+        assert_eq!(asked(b":7\r\n".to_vec()), Ok(Value::Int(7)));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        let bad: [&[u8]; 8] = [
+            b"",
+            b"$",
+            b"$5\r\nabc",
+            b"$3\r\nabcdefg",
+            b"$99999999999\r\n",
+            b"$-2\r\n",
+            b"$0000000000000000000000000000000000000000001\r\na\r\n",
+            b"-ERR no\r\n",
+        ];
+        for answer in bad {
+            asked(answer.to_vec()).expect_err(&String::from_utf8_lossy(answer));
+        }
+        // Told as such, to be asked again elsewhere.
+        let gone = asked(b"$5\r\nab".to_vec()).expect_err("it went");
+        assert_eq!(gone.kind(), ErrorKind::Io);
+    }
+}
