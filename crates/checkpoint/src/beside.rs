@@ -56,12 +56,14 @@ fn epoch<'t>(
 ) -> Result<(), CheckpointError> {
     let Capturing { ram, tracker, writer, workers, observer } = *at;
     let began = Instant::now();
+    let awaited = workers.awaited();
     let lease = tracker.take(cores())?;
     let pages: Vec<PageNumber> = lease.pages().iter().collect();
     writer.claim(lease.pages());
     // Ours from here on: whatever fails, it is given back.
     captures.owe(lease);
     guest.drain()?;
+    drop(awaited);
     let sent = AtomicU64::new(0);
     let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
     workers.run_idle(|| {

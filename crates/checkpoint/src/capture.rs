@@ -77,7 +77,7 @@ pub struct Taken {
 }
 
 /// How to take a checkpoint.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct CheckpointOptions<'s> {
     /// What it is taken on top of.
     pub base: Base<'s>,
@@ -211,7 +211,7 @@ fn capture<'s>(
             writer.sync()?;
             Ok((root, counts, device_state, hot_pages))
         });
-        let copies = copy_disks(guest, &writer, &options.scratch, observer);
+        let copies = copy_disks(guest, &writer, &options.scratch, &workers, observer);
         let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         behind.and_then(|memory| Ok((memory, copies?)))
     })?;
@@ -315,6 +315,7 @@ fn copy_disks(
     guest: &mut dyn Guest,
     writer: &ImageWriter<'_>,
     scratch: &Path,
+    workers: &Workers,
     observer: &dyn Observer,
 ) -> Result<Vec<(DiskCopy, Vec<DiskLayer>)>, CheckpointError> {
     let name = guest.name().to_owned();
@@ -336,6 +337,8 @@ fn copy_disks(
     };
     let copies = guest.copy_disks(&mut place)?;
     observer.step(Step::DisksCopied);
+    // The guest may wait for its disks meanwhile.
+    let _awaited = workers.awaited();
     guest.finish()?;
     observer.step(Step::Settled);
     Ok(copies.into_iter().zip(below).collect())

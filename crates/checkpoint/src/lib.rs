@@ -16,6 +16,7 @@ mod frames;
 mod observe;
 mod overflow;
 pub mod restore;
+mod weight;
 mod work;
 
 pub use capture::{Base, CheckpointOptions, Taken, checkpoint};

@@ -1,5 +1,6 @@
 //! Sharing work between threads.
 
+use crate::weight::{Presence, STARVED, Weight};
 use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};
 use dewar_units::PageRange;
 use std::cell::RefCell;
@@ -10,12 +11,6 @@ use std::time::Duration;
 
 /// How often it is looked whether idle threads starve.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// What starving threads are raised to: a busy CPU gives them a quarter of its
-/// time (weight 335 beside 1024, kernel/sched/core.c).
-const NICE: i32 = 5;
-/// What a session is lowered to: 1.4 % (weight 15).
-const NICEST: i32 = 19;
-
 /// How many threads the host runs at once.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -74,7 +69,7 @@ impl Worker {
     /// Makes it a nice thread for good; says whether it is one now.
     fn feed(&self) -> bool {
         let mut fed = self.fed.lock().unwrap_or_else(PoisonError::into_inner);
-        *fed = self.thread.make_nice(NICE).is_ok();
+        *fed = self.thread.make_nice(STARVED).is_ok();
         *fed
     }
 }
@@ -98,18 +93,21 @@ pub(crate) fn urgently<T>(work: impl FnOnce() -> T) -> T {
 ///
 /// Where others want every CPU all the time such a thread would hardly ever
 /// run, and a checkpoint never end: one that starves is made an ordinary but
-/// nice thread, and so is the session.
+/// nice thread, and the session weighs more.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
-    session: Option<OwnSession>,
-    /// How many are at [`Workers::run_idle`].
-    running: Mutex<usize>,
+    weight: Weight,
 }
 
 impl Workers {
     /// Those of a process that has this session of its own.
     pub(crate) fn new(session: Option<OwnSession>) -> Self {
-        Self { session, running: Mutex::default() }
+        Self { weight: Weight::of(session) }
+    }
+
+    /// While it lives others wait for this process, which is as heavy as they are.
+    pub(crate) fn awaited(&self) -> Presence<'_> {
+        self.weight.awaited()
     }
 
     /// Runs `work` on a thread for each CPU; the first error wins.
@@ -117,7 +115,6 @@ impl Workers {
         &self,
         work: impl Fn() -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let _back = StepBack::of(self);
         let (begun, begins) = mpsc::channel();
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..cores())
@@ -136,7 +133,12 @@ impl Workers {
                 .collect();
             drop(begun);
             let (done, is_done) = mpsc::channel::<()>();
-            scope.spawn(move || self.feed_starving(begins.iter().collect(), &is_done));
+            scope.spawn(move || {
+                // Not before all have begun: that would take long.
+                let begun = begins.iter().collect();
+                let _working = self.weight.working();
+                self.feed_starving(begun, &is_done);
+            });
             let join = |worker: ScopedJoinHandle<'_, _>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
@@ -152,44 +154,16 @@ impl Workers {
             workers.into_iter().map(|worker| (worker, ThreadActivity::default())).collect();
         while is_done.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
             idle.retain_mut(|(worker, before)| {
+                let now = worker.thread.activity();
                 // Of a thread that cannot be judged it is not known that it runs.
-                let Some(now) = worker.thread.activity() else { return !worker.feed() };
-                let starves = is_starving(*before, now);
-                *before = now;
-                if starves {
-                    self.weigh(NICE);
+                let starves = now.is_none_or(|now| is_starving(*before, now));
+                *before = now.unwrap_or_default();
+                let fed = starves && worker.feed();
+                if fed {
+                    self.weight.starved();
                 }
-                !starves || !worker.feed()
+                !fed
             });
-        }
-    }
-
-    /// Gives the session this weight; without it the work is as right, only less kind.
-    fn weigh(&self, nice: i32) {
-        let _ = self.session.map(|session| session.make_nice(nice));
-    }
-}
-
-/// While there is one, the session weighs little.
-struct StepBack<'w>(&'w Workers);
-
-impl<'w> StepBack<'w> {
-    fn of(workers: &'w Workers) -> Self {
-        let mut running = workers.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if *running == 0 {
-            workers.weigh(NICEST);
-        }
-        *running += 1;
-        Self(workers)
-    }
-}
-
-impl Drop for StepBack<'_> {
-    fn drop(&mut self) {
-        let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
-        *running -= 1;
-        if *running == 0 {
-            self.0.weigh(0);
         }
     }
 }

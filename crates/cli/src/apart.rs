@@ -13,7 +13,8 @@
 //! as ever. Who stops the parent does not stop the child: a guest may stand still
 //! for it.
 
-use dewar_kernel::{OwnSession, are_sessions_groups, detach};
+use crate::failure::{Code, Failure};
+use dewar_kernel::{OwnSession, are_sessions_groups, detach, heed_children};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, RawPid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process,
@@ -22,20 +23,24 @@ use rustix::process::{
 use std::process::{Command, ExitCode};
 
 /// Tells a child whose it is.
-const PARENT: &str = "DEWAR_APART_OF";
+pub const PARENT: &str = "DEWAR_APART_OF";
 
 /// Runs this command as a child in a session of its own, where that is of use; returns
 /// its exit code when it has ended.
-pub fn run_as_child() -> Option<ExitCode> {
+pub fn run_as_child(json: bool) -> Option<ExitCode> {
     if let Some(parent) = parent() {
-        // Not where it had ended before it could be known that it did.
-        return (!ends_with(parent)).then_some(ExitCode::FAILURE);
+        // It may have ended before it could be known that it did.
+        return (!ends_with(parent)).then(|| {
+            let what = "the process that this one works for has ended";
+            Failure::new(Code::Failed, what).state("nothing was done").report(json)
+        });
     }
     if !are_sessions_groups() {
         return None;
     }
     let mut command = Command::new(std::env::current_exe().ok()?);
     command.args(std::env::args_os().skip(1)).env(PARENT, getpid().to_string());
+    heed_children();
     // Where it does not start, the command runs as it is, only less kind.
     let child = detach(&mut command).spawn().ok()?;
     let child = Pid::from_child(&child);
@@ -68,6 +73,7 @@ fn ends_with(parent: RawPid) -> bool {
         && getppid().map(Pid::as_raw_pid) == Some(parent)
 }
 
+/// Ends this process by the signal that ended the child, or gives its exit code.
 fn end_like(status: WaitStatus) -> ExitCode {
     if let Some(signal) = status.terminating_signal().and_then(Signal::from_named_raw) {
         let _ = kill_process(getpid(), signal);

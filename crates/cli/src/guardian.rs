@@ -10,6 +10,7 @@
 //! If both are killed, the journal remains, and the next command that looks at
 //! the guest finishes it.
 
+use crate::apart::PARENT;
 use crate::args::GuardianArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
@@ -52,6 +53,7 @@ impl Guardian {
                 .arg(context.registry.root())
                 .args(["__guardian", name])
                 .args(store.map(|url| format!("--store={url}")))
+                .env_remove(PARENT)
                 .stdin(Stdio::from(OwnedFd::from(theirs)))
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());

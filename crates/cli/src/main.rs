@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         let _ = dewar_kernel::run_on();
     }
     if matches!(cli.verb, Verb::Checkpoint(_)) {
-        if let Some(code) = apart::run_as_child() {
+        if let Some(code) = apart::run_as_child(json) {
             return code;
         }
     }

@@ -234,7 +234,9 @@ fn a_terminal_does_not_stop_who_holds_a_guest() {
         (&["freeze", "g"], "kept"),
     ] {
         let held = HeldCheckpoint::at_with(&lab, line, step);
-        let status = fs::read_to_string(format!("/proc/{}/status", held.pid)).expect("status");
+        // A checkpoint is a child of itself.
+        let pid = held.started(line[0]).unwrap_or(held.pid);
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("mask");
         let blocked = u64::from_str_radix(blocked.trim(), 16).expect("mask");
         assert_ne!(blocked & (1 << (Signal::TSTP.as_raw() - 1)), 0, "{line:?}");

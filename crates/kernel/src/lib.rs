@@ -31,6 +31,6 @@ pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfault
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, threads_of};
 pub use sched::{ThreadActivity, ThreadId};
 pub use session::{OwnSession, are_sessions_groups};
-pub use signals::{end_signals, run_on};
+pub use signals::{end_signals, heed_children, run_on};
 pub use tap::{set_tap_header_bytes, tap_header_bytes};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};

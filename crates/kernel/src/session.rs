@@ -1,6 +1,7 @@
 use crate::KernelError;
 use rustix::process::{getpid, getsid};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 
 /// What the scheduler weighs a session by, as nice values weigh threads.
 const WEIGHT: &str = "/proc/self/autogroup";
@@ -11,22 +12,29 @@ const WEIGHT: &str = "/proc/self/autogroup";
 /// Where sessions are groups ([`are_sessions_groups`]) the scheduler shares a CPU
 /// between sessions by their weight, and only then among the threads of each by
 /// theirs (sched(7), "The autogroup feature").
-#[derive(Debug, Clone, Copy)]
-pub struct OwnSession(());
+#[derive(Debug)]
+pub struct OwnSession(File);
 
 impl OwnSession {
-    /// It, if this process leads its session.
+    /// It, if this process leads its session and can weigh it at any time; that is, with
+    /// CAP_SYS_ADMIN: others are refused twice in 100 ms (kernel/sched/autogroup.c), and
+    /// might not get back from a low weight.
     pub fn of_this_process() -> Option<Self> {
-        (getsid(None) == Ok(getpid())).then_some(Self(()))
+        if getsid(None) != Ok(getpid()) {
+            return None;
+        }
+        let session = Self(File::options().write(true).open(WEIGHT).ok()?);
+        session.make_nice(0).and_then(|()| session.make_nice(0)).is_ok().then_some(session)
     }
 
     /// Gives it the weight of this nice value, -20 to 19; 0 is what every session
     /// begins with.
     ///
     /// # Errors
-    /// Where the kernel refuses, or knows no such weights.
-    pub fn make_nice(self, nice: i32) -> Result<(), KernelError> {
-        fs::write(WEIGHT, nice.to_string())
+    /// Where the kernel refuses.
+    pub fn make_nice(&self, nice: i32) -> Result<(), KernelError> {
+        (&self.0)
+            .write_all(nice.to_string().as_bytes())
             .map_err(|cause| KernelError::new("write", format!("{nice} to {WEIGHT}"), cause))
     }
 }

@@ -31,6 +31,15 @@ pub fn run_on() -> Result<(), KernelError> {
     block(&[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]).map(drop)
 }
 
+/// Lets this process learn how its children end, whatever whoever started it ignores
+/// (SIGCHLD, wait(2)).
+pub fn heed_children() {
+    // SAFETY: the default action is no function of ours; the call cannot fail for SIGCHLD.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+    }
+}
+
 /// Blocks signals, beside those that are blocked already; returns them as a set.
 fn block(signals: &[i32]) -> Result<libc::sigset_t, KernelError> {
     // SAFETY: the set is made by sigemptyset before it is used and outlives all calls.

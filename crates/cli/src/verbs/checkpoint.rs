@@ -12,7 +12,7 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::registry::GuestFolder;
 use dewar_image::{Dedup, DirtyStore, EpochRecord, Location, Record, Store};
-use dewar_kernel::available_memory;
+use dewar_kernel::{OwnSession, available_memory};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -36,6 +36,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         codec: args.codec,
         dedup: dedup(args.dedup, args.hashes),
         dirty: dirty_store.map(|store| (store, args.epoch)),
+        session: own_session(),
         tag: args.tag,
     };
     let mut guardian = None;
@@ -72,6 +73,7 @@ pub struct Wanted {
     pub codec: CodecChoice,
     pub dedup: Dedup,
     pub dirty: Option<(DirtyStore, Duration)>,
+    pub session: Option<OwnSession>,
     pub tag: Option<String>,
 }
 
@@ -94,6 +96,7 @@ impl Default for Wanted {
             codec: CodecChoice::Zstd,
             dedup: Dedup::Off,
             dirty: None,
+            session: None,
             tag: None,
         }
     }
@@ -134,7 +137,7 @@ pub fn take(
         level: ZSTD_LEVEL,
         dedup: wanted.dedup,
         dirty: wanted.dirty,
-        session: own_session(),
+        session: wanted.session,
         tag: wanted.tag,
         machine,
         scratch: folder.make_scratch()?,
