@@ -290,6 +290,32 @@ fn a_full_disk_does_not_keep_a_guest_from_its_own() {
 }
 
 #[test]
+fn a_commit_that_was_given_up_is_begun_again() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let held = HeldCheckpoint::at(&lab, "g", "disks-copied");
+    kill(held.guardian().expect("guardian"), Signal::KILL);
+    held.kill();
+    // As by a command that had no room for its journal and was killed right then.
+    let job = json!({"id": "dewar-commit-0"});
+    let commit = json!({
+        "job-id": job["id"], "device": "dewar-overlay-0",
+        "auto-finalize": false, "auto-dismiss": false,
+    });
+    ask(&mut user, "block-commit", commit);
+    for (state, then) in [("ready", "job-complete"), ("pending", "job-cancel")] {
+        wait_until(state, Duration::from_secs(20), || {
+            ask(&mut user, "query-jobs", json!({}))[0]["status"] == state
+        });
+        ask(&mut user, then, job.clone());
+    }
+    lab.dewar(&["ps"]).done();
+    assert!(!lab.root().join("guests/g/journal.json").exists());
+    guest.console.ask("verify").expect("consistent");
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
 fn a_server_whose_restore_died_serves_no_other_guest() {
     let lab = common::lab();
     let (mut guest, _user) = guest(&lab, &[]);

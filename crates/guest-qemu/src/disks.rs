@@ -212,6 +212,7 @@ pub(crate) fn settle(
 ) -> Result<(), DiskError> {
     let overlay = overlay_node(index);
     let job = format!("dewar-commit-{index}");
+    let mut begun = false;
     let mut asked = false;
     let mut failure = None;
     let mut unnoted = None;
@@ -225,6 +226,7 @@ pub(crate) fn settle(
                     "auto-finalize": false, "auto-dismiss": false,
                 });
                 qmp.execute("block-commit", arguments)?;
+                begun = true;
             }
             None => break,
             Some("ready") if !asked => {
@@ -245,19 +247,22 @@ pub(crate) fn settle(
                 qmp.execute(ending, json!({"id": job}))?;
             }
             Some("concluded") => {
-                failure = state.and_then(|state| state.error);
+                let error = state.and_then(|state| state.error);
                 qmp.execute("job-dismiss", json!({"id": job}))?;
-                if let Some(error) = unnoted.take() {
+                if error.is_some() {
+                    // The overlay is still the active file.
                     journal.disks[index].current = Current::Overlay;
+                }
+                if let Some(error) = unnoted.take() {
                     return Err(error.into());
                 }
+                // What a job failed of that somebody began before us may be over.
+                failure = error.filter(|_| begun);
             }
             Some(_) => std::thread::sleep(POLL),
         }
     }
     if let Some(error) = failure {
-        // The overlay is still the active file.
-        journal.disks[index].current = Current::Overlay;
         journal.save(folder)?;
         return Err(DiskError::Job(job, error));
     }
