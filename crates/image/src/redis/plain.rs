@@ -6,13 +6,18 @@
 //! here; all others by the library's parser. That one may read ahead only within what was
 //! asked for, so between two calls nothing of an answer is left anywhere.
 
-use redis::{Cmd, ConnectionLike, ErrorKind, Parser, RedisError, RedisResult, Value};
+use crate::backend::LARGEST_OBJECT;
+use redis::{
+    Cmd, ConnectionLike, ErrorKind, Parser, RedisError, RedisResult, ServerErrorKind, Value,
+};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// The protocol's own bound for a string (`proto-max-bulk-len`).
-const LONGEST: usize = 512 << 20;
+/// No string that we ask for is as long: four of the largest objects.
+const LONGEST: usize = 4 * LARGEST_OBJECT;
+/// `$LENGTH\r\n`.
+const LONGEST_HEAD: u64 = 32;
 /// Room for the beginning of an answer; what is longer is not read through it.
 const BEGINNING: usize = 1 << 12;
 
@@ -24,18 +29,18 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    /// Connects to the first address that answers.
+    /// Connects to the first address that answers; `times`: for that, and for any answer.
     pub(super) fn connect(
         host: &str,
         port: u16,
         database: i64,
         credentials: Option<(Option<&str>, &str)>,
-        [connect, answer]: [Duration; 2],
+        times: [Duration; 2],
     ) -> RedisResult<Self> {
         let mut failure = RedisError::from((ErrorKind::InvalidClientConfig, "no address"));
         for address in (host, port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, connect) {
-                Ok(stream) => return Self::begin(stream, database, credentials, answer),
+            match TcpStream::connect_timeout(&address, times[0]) {
+                Ok(stream) => return Self::begin(stream, database, credentials, times),
                 Err(error) => failure = error.into(),
             }
         }
@@ -46,22 +51,30 @@ impl Plain {
         stream: TcpStream,
         database: i64,
         credentials: Option<(Option<&str>, &str)>,
-        answer: Duration,
+        [connect, answer]: [Duration; 2],
     ) -> RedisResult<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(answer))?;
-        stream.set_write_timeout(Some(answer))?;
         let stream = BufReader::with_capacity(BEGINNING, stream);
         let mut plain = Self { stream, parser: Parser::new(), database };
+        plain.set_timeouts(connect)?;
+        // Whatever it answers, it is there; one that has too many clients says so unasked,
+        // and goes.
+        plain.req_command(&redis::cmd("PING"))?;
         if let Some((name, password)) = credentials {
             let mut login = redis::cmd("AUTH");
             name.map(|name| login.arg(name));
-            login.arg(password).query::<()>(&mut plain)?;
+            login.arg(password).query::<()>(&mut plain).map_err(explained)?;
         }
         if database != 0 {
             redis::cmd("SELECT").arg(database).query::<()>(&mut plain)?;
         }
+        plain.set_timeouts(answer)?;
         Ok(plain)
+    }
+
+    fn set_timeouts(&self, time: Duration) -> std::io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(time))?;
+        self.stream.get_ref().set_write_timeout(Some(time))
     }
 
     fn send(&mut self, packed: &[u8]) -> RedisResult<()> {
@@ -78,7 +91,10 @@ impl Plain {
     /// `$LENGTH\r\nBYTES\r\n`, or `$-1\r\n` for none.
     fn string(&mut self) -> RedisResult<Value> {
         let mut head = Vec::new();
-        (&mut self.stream).take(32).read_until(b'\n', &mut head)?;
+        (&mut self.stream).take(LONGEST_HEAD).read_until(b'\n', &mut head)?;
+        if head.last() != Some(&b'\n') && (head.len() as u64) < LONGEST_HEAD {
+            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+        }
         let head = String::from_utf8_lossy(&head);
         if head == "$-1\r\n" {
             return Ok(Value::Nil);
@@ -96,6 +112,16 @@ impl Plain {
             b"\r\n" => Ok(Value::BulkString(bytes)),
             _ => Err((ErrorKind::Parse, "a string goes on behind its end").into()),
         }
+    }
+}
+
+/// Older servers, and those without a password, have no code of their own for a refusal.
+fn explained(error: RedisError) -> RedisError {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            (ErrorKind::AuthenticationFailed, "AUTH was refused", error.to_string()).into()
+        }
+        _ => error,
     }
 }
 
@@ -145,8 +171,10 @@ mod tests {
         let port = server.local_addr().expect("its address").port();
         let served = std::thread::spawn(move || {
             let (mut peer, _) = server.accept().expect("a connection");
-            let _ = peer.read(&mut [0; 64]);
-            let _ = peer.write_all(&answer);
+            for answer in [b"+PONG\r\n", &answer[..]] {
+                let _ = peer.read(&mut [0; 64]);
+                let _ = peer.write_all(answer);
+            }
         });
         let times = [Duration::from_secs(5); 2];
         let mut plain = Plain::connect("127.0.0.1", port, 0, None, times).expect("connects");
@@ -184,7 +212,16 @@ mod tests {
             asked(answer.to_vec()).expect_err(&String::from_utf8_lossy(answer));
         }
         // Told as such, to be asked again elsewhere.
-        let gone = asked(b"$5\r\nab".to_vec()).expect_err("it went");
-        assert_eq!(gone.kind(), ErrorKind::Io);
+        for gone in [&b""[..], b"$", b"$5", b"$5\r\nab"] {
+            assert_eq!(asked(gone.to_vec()).expect_err("it went").kind(), ErrorKind::Io);
+        }
+    }
+
+    #[test]
+    fn who_says_nothing_is_no_server() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = silent.local_addr().expect("its address").port();
+        let times = [Duration::from_millis(100), Duration::from_secs(600)];
+        Plain::connect("127.0.0.1", port, 0, None, times).map(drop).expect_err("no answer");
     }
 }
