@@ -11,7 +11,7 @@
 use dewar_kernel::OwnSession;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// 1.4 % of what a session at 0 has (weights 15 and 1024, kernel/sched/core.c).
+/// 1.5 % of what a session at 0 has (weights 15 and 1024, kernel/sched/core.c).
 const IDLE: i32 = 19;
 /// A third of it (weight 335).
 pub(crate) const STARVED: i32 = 5;

@@ -14,7 +14,7 @@
 //! for it.
 
 use crate::failure::{Code, Failure};
-use dewar_kernel::{OwnSession, are_sessions_groups, detach, heed_children};
+use dewar_kernel::{OwnSession, are_sessions_groups, detach};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, RawPid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process,
@@ -40,7 +40,6 @@ pub fn run_as_child(json: bool) -> Option<ExitCode> {
     }
     let mut command = Command::new(std::env::current_exe().ok()?);
     command.args(std::env::args_os().skip(1)).env(PARENT, getpid().to_string());
-    heed_children();
     // Where it does not start, the command runs as it is, only less kind.
     let child = detach(&mut command).spawn().ok()?;
     let child = Pid::from_child(&child);
