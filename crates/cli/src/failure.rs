@@ -119,9 +119,10 @@ impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
         let code = match error {
             ImageError::NotFound { .. } | ImageError::NoStore { .. } => Code::NotFound,
-            ImageError::TooNew { .. } | ImageError::BadUrl { .. } | ImageError::Unfit { .. } => {
-                Code::Unsupported
-            }
+            ImageError::TooNew { .. }
+            | ImageError::BadUrl { .. }
+            | ImageError::Unfit { .. }
+            | ImageError::TooLarge { .. } => Code::Unsupported,
             _ => Code::Failed,
         };
         let failure = Self::new(code, error.to_string());

@@ -77,6 +77,14 @@ pub enum ImageError {
         /// Version or feature that is unknown.
         problem: String,
     },
+    /// Of more RAM than this machine has the memory to read the page table of.
+    #[error("checkpoint {id} is of {pages} pages of RAM, too many for this machine's memory")]
+    TooLarge {
+        /// Its id.
+        id: String,
+        /// Pages of RAM, by its record.
+        pages: u64,
+    },
     /// No image has this name.
     #[error("there is no checkpoint '{reference}' in {store}")]
     NotFound {

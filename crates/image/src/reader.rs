@@ -14,6 +14,8 @@ use std::time::Duration;
 const OPEN_SEGMENTS: usize = 128;
 /// Nodes below which another thread is not worth while.
 const NODES_A_THREAD: usize = 256;
+/// One part in so many of this machine's memory is the most that a page table may take.
+const TABLE_SHARE: u64 = 8;
 
 /// An image, open for reading by any number of threads. While it lives the
 /// image cannot be deleted.
@@ -103,6 +105,13 @@ impl ImageReader {
     /// The page table with the nodes above it.
     pub(crate) fn table(&self) -> Result<Table, ImageError> {
         let memory = &self.record.memory;
+        let here = rustix::system::sysinfo();
+        let room = here.totalram * u64::from(here.mem_unit) / TABLE_SHARE;
+        // A record may claim what it likes.
+        if memory.pages > room / size_of::<Entry>() as u64 {
+            let (id, pages) = (self.record.id.0.clone(), memory.pages);
+            return Err(ImageError::TooLarge { id, pages });
+        }
         table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
     }
 

@@ -9,6 +9,8 @@ use std::fmt;
 
 const FORMAT: &str = "dewar-record";
 const VERSION: u32 = 1;
+/// 4 PiB: x86-64's physical addresses have 52 bits.
+const MOST_PAGES: u64 = 1 << 40;
 
 /// The name of an image in its store: `c` and twelve hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -345,6 +347,9 @@ impl Record {
         let regions = record.memory.regions.iter().map(|region| u128::from(region.pages));
         if regions.sum::<u128>() != u128::from(record.memory.pages) {
             return Err(damaged("its regions are not all of its memory".to_owned()));
+        }
+        if record.memory.pages > MOST_PAGES {
+            return Err(damaged("it has more memory than a machine can have".to_owned()));
         }
         if record.keyed.keys().any(|source| *source > LAST_SOURCE) {
             return Err(damaged("it numbers its sources too high".to_owned()));

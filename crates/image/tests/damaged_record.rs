@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{new_store, read_back, write_image};
+use common::{PAGES, new_store, read_back, write_image};
 use dewar_image::{Deleted, ImageError, ImageId, Store, collect, verify};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,17 @@ fn damage(store: &Store, id: &ImageId) {
     let mut record = fs::read(&path).expect("read");
     record[100] ^= 1;
     fs::write(&path, &record).expect("write");
+}
+
+/// Writes a record that claims so many pages, and whose checksum fits.
+fn forge(store: &Store, id: &ImageId, pages: u64) {
+    let path = store.folder().expect("a folder").join(format!("images/{id}.json"));
+    let mut whole: Value = serde_json::from_slice(&fs::read(&path).expect("read")).expect("JSON");
+    let record = &mut whole["record"];
+    record["memory"]["pages"] = pages.into();
+    record["memory"]["regions"] = json!([{"name": "ram", "pages": pages}]);
+    whole["blake3"] = blake3::hash(record.to_string().as_bytes()).to_hex().as_str().into();
+    fs::write(&path, format!("{whole}\n")).expect("write");
 }
 
 /// Every file below a folder, and how large it is.
@@ -48,6 +60,22 @@ fn nothing_but_itself_is_removed() {
     assert_eq!(store.delete(&first).expect("delete"), Deleted::Whole);
     let left = files(&store.folder().expect("a folder").join("disks"));
     assert_eq!(left.keys().collect::<Vec<_>>(), [&mine]);
+}
+
+#[test]
+fn one_that_claims_too_much_memory_is_refused() {
+    let (_folder, store) = new_store();
+    let id = write_image(&store).id;
+    forge(&store, &id, PAGES);
+    read_back(&store, &id).expect("its checksum fits");
+    forge(&store, &id, (1 << 40) + 1);
+    let error = read_back(&store, &id).expect_err("more than there can be");
+    assert!(error.to_string().contains("than a machine can have"), "{error}");
+    forge(&store, &id, 1 << 40);
+    let too_large = |error| matches!(error, ImageError::TooLarge { .. });
+    assert!(too_large(read_back(&store, &id).expect_err("more than fits")));
+    assert!(too_large(verify(&store, &id, |_, _| {}).expect_err("more than fits")));
+    assert_eq!(store.delete(&id).expect("delete"), Deleted::Whole);
 }
 
 /// As after the loss of `store.json`, where all old records are another store's.
