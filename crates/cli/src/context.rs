@@ -87,11 +87,15 @@ impl Context {
     }
 
     /// Finishes what dead commands left with guests that nobody works on.
-    /// Returns what could not be finished.
-    pub fn settle_all(&self) -> Vec<Failure> {
+    /// Returns what could not be finished, and which guests cannot be told of.
+    pub fn settle_all(&self) -> Result<Vec<Failure>, Failure> {
         self.qos_ledger().settle();
         let mut failures = Vec::new();
-        for name in self.registry.names() {
+        for name in self.registry.names()? {
+            if let Err(error @ RegistryError::Io { .. }) = self.registry.guest(&name)?.record() {
+                failures.push(error.into());
+                continue;
+            }
             match self.hold(&name) {
                 Ok(_) => {}
                 // Somebody is at work, or it went just now.
@@ -99,7 +103,7 @@ impl Context {
                 Err(_) => {}
             }
         }
-        failures
+        Ok(failures)
     }
 }
 

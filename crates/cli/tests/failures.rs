@@ -4,10 +4,16 @@
 mod common;
 
 use common::files;
-use dewar_testkit::{GuestSpec, SmallDisk, kill, qemu, signal_stop, wait_until, wait_while_alive};
+use dewar_guest_qemu::Qmp;
+use dewar_testkit::{
+    GuestSpec, Ran, SmallDisk, kill, qemu, signal_stop, wait_until, wait_while_alive,
+};
 use rustix::process::Signal;
 use serde_json::json;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -367,6 +373,69 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     let left = lab.ram_files("refused");
     assert!(left.is_empty(), "no RAM file is left: {left:?}");
     assert_eq!(lab.dewar(&["ps"]).json()["guests"], serde_json::json!([]));
+}
+
+#[test]
+fn memory_that_is_plugged_in_is_refused_before_the_guest_is_touched() {
+    let lab = common::lab();
+    let socket = lab.path().join("user-qmp");
+    let user = format!("unix:{},server=on,wait=off", socket.display());
+    let line = ["-display", "none", "-nodefaults", "-m", "64M,slots=1,maxmem=1G", "-qmp", &user];
+    lab.dewar(&[&["run", "g", "--", qemu().as_str()], &line[..]].concat()).done();
+    let mut user = Qmp::connect(&socket).expect("QMP");
+    let mut ask = |command, arguments| user.execute(command, arguments).expect(command);
+    let backend = json!({"qom-type": "memory-backend-ram", "id": "more", "size": 128 << 20});
+    ask("object-add", backend);
+    ask("device_add", json!({"driver": "pc-dimm", "id": "dimm", "memdev": "more"}));
+    for words in [&["checkpoint", "g"][..], &["freeze", "g"], &["upgrade", "g", "--yes"]] {
+        lab.dewar(words).failed(4, &["it has memory devices"]);
+        assert_eq!(ask("query-status", json!({}))["status"], "running", "{words:?}");
+    }
+    lab.dewar(&["rm", "g", "--force"]).done();
+}
+
+#[test]
+fn who_lacks_the_rights_is_told_so() {
+    let lab = common::lab();
+    lab.run("g", &GuestSpec::default()).expect("guest");
+    // The repository may lie where others cannot look.
+    let dewar = lab.path().join("dewar");
+    std::fs::copy(env!("CARGO_BIN_EXE_dewar"), &dewar).expect("copy");
+    std::fs::set_permissions(lab.path(), Permissions::from_mode(0o777)).expect("chmod");
+    let nobody = |root: &Path, line: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command.args(["--inh-caps=-all".as_ref(), dewar.as_os_str(), "--json".as_ref()]);
+        command.arg("--root").arg(root).args(line).current_dir("/");
+        Ran::of(&command.output().expect("setpriv"))
+    };
+    for line in [&["ps"][..], &["ls"], &["checkpoint", "g"], &["stop", "g"], &["gc"]] {
+        nobody(&lab.root(), line).failed(1, &["Permission denied"]);
+    }
+    let own = lab.path().join("own");
+    let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if everybody.is_ok_and(|may| may.trim() == "0") {
+        nobody(&own, &["run", "n", "--", &qemu(), "-m", "64M"]).failed(4, &["userfaultfd"]);
+    }
+    assert_eq!(nobody(&own, &["ps"]).done().json()["guests"], json!([]));
+    lab.dewar(&["checkpoint", "g"]).done();
+}
+
+#[test]
+fn a_guest_that_cannot_be_told_of_is_named() {
+    let lab = common::lab();
+    lab.run("g", &GuestSpec::default()).expect("guest");
+    lab.run("h", &GuestSpec::default()).expect("guest");
+    let record = lab.root().join("guests/g/guest.json");
+    let good = std::fs::read(&record).expect("read");
+    std::fs::write(&record, "{").expect("write");
+    lab.dewar(&["ps"]).failed(1, &["guests/g/guest.json"]);
+    lab.dewar(&["checkpoint", "h"]).done();
+    lab.dewar(&["gc"]).failed(1, &["guests/g/guest.json"]);
+    lab.dewar(&["delete", "h"]).failed(1, &["guests/g/guest.json"]);
+    std::fs::write(&record, good).expect("write");
+    lab.dewar(&["ps"]).done();
+    lab.dewar(&["delete", "h"]).done();
 }
 
 #[test]

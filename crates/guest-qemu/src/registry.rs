@@ -210,15 +210,24 @@ impl Registry {
     }
 
     /// The names of all guests, in order.
-    pub fn names(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.root.join("guests")) else { return Vec::new() };
+    ///
+    /// # Errors
+    /// Where they cannot be listed: who asks may remove what no guest needs.
+    pub fn names(&self) -> Result<Vec<String>, RegistryError> {
+        let folder = self.root.join("guests");
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries
+                .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+                .map_err(io_error("list", &folder))?,
+        };
         let mut names: Vec<String> = entries
-            .flatten()
+            .into_iter()
             .filter(|entry| entry.path().join("guest.json").exists())
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         names.sort();
-        names
+        Ok(names)
     }
 
     /// The folder of a guest, existing or not.

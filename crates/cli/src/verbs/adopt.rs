@@ -28,7 +28,7 @@ fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let pid = qmp.peer_pid().map_err(|error| failed(error.to_string()))?;
     let process = ProcessId::of(pid)
         .ok_or_else(|| failed("the process that listens on it has ended".to_owned()))?;
-    if let Some(other) = known_guest(context, process) {
+    if let Some(other) = known_guest(context, process)? {
         return Err(failed(format!("it is guest '{other}' already")));
     }
     let told = |error: std::io::Error| failed(error.to_string());
@@ -91,9 +91,9 @@ fn command_line(pid: i32) -> std::io::Result<Vec<String>> {
         .collect())
 }
 
-fn known_guest(context: &Context, process: ProcessId) -> Option<String> {
-    context.registry.names().into_iter().find(|name| {
+fn known_guest(context: &Context, process: ProcessId) -> Result<Option<String>, Failure> {
+    Ok(context.registry.names()?.into_iter().find(|name| {
         let record = context.registry.guest(name).and_then(|folder| folder.record());
         record.is_ok_and(|record| record.process.is_same(&process))
-    })
+    }))
 }

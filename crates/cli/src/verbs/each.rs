@@ -37,13 +37,13 @@ impl Each<'_> {
         jobs: usize,
         more: &[OsString],
     ) -> Result<(), Failure> {
-        let unfinished = context.settle_all();
+        let unfinished = context.settle_all()?;
         let is_concerned = |name: &String| {
             let record = context.registry.guest(name).and_then(|folder| folder.record());
             record.is_ok_and(|record| concerned(&record))
         };
         let names: Vec<String> =
-            context.registry.names().into_iter().filter(is_concerned).collect();
+            context.registry.names()?.into_iter().filter(is_concerned).collect();
         let lines = MultiProgress::new();
         let fared = each(&names, jobs, |name| {
             let line = lines.add(ProgressBar::new_spinner());

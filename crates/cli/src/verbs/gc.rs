@@ -53,7 +53,7 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
 
 /// That no guest of this host stands on disk copies of which no record tells any more.
 fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
-    for name in context.registry.names() {
+    for name in context.registry.names()? {
         let record = context.registry.guest(&name)?.record()?;
         let Some(origin) = record.origin.filter(|it| it.disks_in_store()) else { continue };
         let image = ImageId(origin.image);

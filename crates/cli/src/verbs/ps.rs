@@ -7,10 +7,10 @@ use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
 pub fn run(context: &Context) -> Result<(), Failure> {
-    let unfinished = context.settle_all();
+    let unfinished = context.settle_all()?;
     let mut guests = Vec::new();
     let mut rows = Vec::new();
-    for name in context.registry.names() {
+    for name in context.registry.names()? {
         let folder = context.registry.guest(&name)?;
         let Ok(record) = folder.record() else { continue };
         let state = state(&folder, &record);

@@ -23,7 +23,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     drop(make_way(&folder, Some(&ram_dir), false)?);
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
-    context.settle_all().into_iter().next().map_or(Ok(()), Err)?;
+    context.settle_all()?.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
     refuse_stale_disks(&arguments, &here)?;
 
     let qmp_path = folder.file("qmp.sock");
