@@ -208,7 +208,7 @@ impl Drop for Subject {
 }
 
 /// Seconds of CPU that fields of `/proc/PID/stat` tell.
-fn ticks(path: &str, fields: [usize; 2]) -> f64 {
+fn ticks(path: &str, fields: &[usize]) -> f64 {
     let stat = std::fs::read_to_string(path).unwrap_or_default();
     let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     let words: Vec<&str> = rest.split(' ').collect();
@@ -217,11 +217,12 @@ fn ticks(path: &str, fields: [usize; 2]) -> f64 {
     sum as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
+/// Of a process, and of its children that it waited for: `exec:zstd`'s.
 fn cpu_of(pid: i32) -> f64 {
-    ticks(&format!("/proc/{pid}/stat"), [14, 15])
+    ticks(&format!("/proc/{pid}/stat"), &[14, 15, 16, 17])
 }
 
 /// Of children that were waited for, with theirs.
 fn cpu_of_children() -> f64 {
-    ticks("/proc/self/stat", [16, 17])
+    ticks("/proc/self/stat", &[16, 17])
 }
