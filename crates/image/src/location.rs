@@ -6,6 +6,8 @@ use std::time::Duration;
 const REDIS_PORT: u16 = 6379;
 const PREFIX: &str = "dewar";
 const RETRY: Duration = Duration::from_secs(30);
+const CREDENTIALS: &str = "credentials do not belong on a command line: set DEWAR_REDIS_USERNAME \
+                           and DEWAR_REDIS_PASSWORD, or DEWAR_REDIS_PASSWORD_FILE";
 
 /// Where a store is, as people write it: `file:DIR`, or
 /// `redis://HOST[:PORT][,HOST[:PORT]…][/DB][?prefix=NAME&retry=30s]`; with
@@ -47,6 +49,7 @@ impl Location {
         }
         let redis = |tls, rest| RedisPlace::parse(tls, rest).map(Self::Redis);
         let parsed = match url.split_once("://") {
+            _ if url.contains('@') => Err(CREDENTIALS.to_owned()),
             Some(("redis" | "valkey", rest)) => redis(false, rest),
             Some(("rediss" | "valkeys", rest)) => redis(true, rest),
             _ => Err("it is not of a kind that is known: use file:DIR or redis://HOST".to_owned()),
@@ -57,11 +60,6 @@ impl Location {
 
 impl RedisPlace {
     fn parse(tls: bool, rest: &str) -> Result<Self, String> {
-        if rest.contains('@') {
-            let problem = "credentials do not belong on a command line: set DEWAR_REDIS_USERNAME \
-                           and DEWAR_REDIS_PASSWORD, or DEWAR_REDIS_PASSWORD_FILE";
-            return Err(problem.to_owned());
-        }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
         let mut place = Self {
@@ -77,11 +75,13 @@ impl RedisPlace {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("prefix", name)) if is_prefix(name) => place.prefix = name.to_owned(),
+                Some(("prefix", name)) => return Err(format!("'{name}' is not a prefix")),
                 Some(("retry", time)) => {
                     place.retry = dewar_units::parse_duration(time)
                         .map_err(|_| format!("'{time}' is not a time"))?;
                 }
-                _ => return Err(format!("'{pair}' is not prefix=NAME or retry=TIME")),
+                // Not repeated: it may be a password.
+                _ => return Err("after '?' it has only prefix=NAME and retry=TIME".to_owned()),
             }
         }
         Ok(place)
@@ -111,10 +111,13 @@ fn is_prefix(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
+/// Where credentials stand in it nobody knows where they end.
 fn without_secrets(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
-        _ => url.to_owned(),
+    match (url.contains('@'), url.split_once("://"), url.split_once('?')) {
+        (true, Some((scheme, _)), _) => format!("{scheme}://…"),
+        (true, None, _) => "…".to_owned(),
+        (false, _, Some((place, _))) => format!("{place}?…"),
+        (false, _, None) => url.to_owned(),
     }
 }
 
@@ -183,9 +186,21 @@ mod tests {
         assert!(problem("redis://").contains("not a host"));
         assert!(problem("redis://h:x").contains("not a host"));
         assert!(problem("redis://h/x").contains("not a database"));
-        assert!(problem("redis://h?prefix={a}").contains("prefix"));
+        assert!(problem("redis://h?prefix={a}").contains("'{a}' is not a prefix"));
         assert!(problem("redis://h?retry=soon").contains("not a time"));
-        let told = problem("redis://me:s3cret@h");
-        assert!(told.contains("DEWAR_REDIS_PASSWORD") && !told.contains("s3cret"), "{told}");
+        for url in [
+            "redis://me:s3cret@h",
+            "redis://me:s3cret@s3cret?s3cret@h",
+            "redis:me:s3cret@h",
+            "me:s3cret@h",
+            "redis://h?password=s3cret@s3cret",
+        ] {
+            let told = problem(url);
+            assert!(told.contains("DEWAR_REDIS_PASSWORD") && !told.contains("s3cret"), "{told}");
+        }
+        for url in ["redis://h?password=s3cret", "redis://h?s3cret", "redis:h?password=s3cret"] {
+            let told = problem(url);
+            assert!(!told.contains("s3cret"), "{told}");
+        }
     }
 }
