@@ -20,6 +20,8 @@ const FIXED_PAUSE: Duration = Duration::from_millis(14);
 const EPOCH_SHARE: f64 = 0.75;
 /// Epochs after which a guest that writes too fast is stopped anyway.
 const MOST_EPOCHS: usize = 40;
+/// How long a guest that stands still waits for a store that is away.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(2);
 /// Epochs without a smaller dirty set after which waiting helps no more.
 const STUBBORN_EPOCHS: usize = 4;
 /// Epochs whose pages a lazy restore brings first.
@@ -151,11 +153,14 @@ impl<'t> Captures<'t> {
         }
         self.stopped = self.stopped.max(pages.count());
         writer.expect(pages);
-        // Not to the dirty store: the guest waits for nobody.
+        // Not to the dirty store; and what the buffer has no room for waits for no store
+        // that is away.
+        writer.set_patience(STOPPED_PATIENCE);
         let mut overflow = Overflow::image(writer)?;
-        self.copy(pages, ram, &mut overflow, 1.0, threads)?;
-        overflow.finish()?;
-        Ok(())
+        let copied = self.copy(pages, ram, &mut overflow, 1.0, threads);
+        let done = copied.and_then(|()| overflow.finish());
+        writer.set_patience(Duration::MAX);
+        done
     }
 }
 

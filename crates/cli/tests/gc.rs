@@ -8,7 +8,7 @@ use common::{HeldCheckpoint, page_hashes, ram_now};
 use dewar_image::{ImageId, Location, Store};
 use dewar_testkit::{GuestSpec, Lab, TestGuest};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -67,12 +67,18 @@ fn killed_at_every_step_it_harms_nothing() {
         // Nobody needs it.
         let any = common::files(&copy.join("segments")).remove(0);
         std::fs::copy(any, copy.join("segments/0000000000000fff.seg")).expect("copy");
+        std::fs::write(copy.join("disks/c00000000000f-0.qcow2"), "nobody's").expect("write");
+    };
+    let objects = || -> Vec<(PathBuf, u64)> {
+        let files = ["segments", "disks"].map(|folder| common::files(&copy.join(folder)));
+        let size = |file: &PathBuf| file.metadata().expect("stat").len();
+        files.concat().into_iter().map(|file| (file.clone(), size(&file))).collect()
     };
     prepare();
     let whole = lab.dewar(&["gc", "--store", &url]).done().json();
     assert!(whole["segments_compacted"].as_u64() > Some(0), "{whole}");
-    assert_eq!(whole["segments_removed"], 1);
-    let clean = common::files(&copy.join("segments"));
+    assert_eq!([&whole["segments_removed"], &whole["disks_removed"]], [1, 1]);
+    let clean = objects();
 
     let mut random = Random(7);
     for round in 0.. {
@@ -93,7 +99,7 @@ fn killed_at_every_step_it_harms_nothing() {
         verify_all(&open(&copy), &images, &when);
         lab.dewar(&["gc", "--store", &url]).done();
         verify_all(&open(&copy), &images, &when);
-        assert_eq!(common::files(&copy.join("segments")), clean, "{when}");
+        assert_eq!(objects(), clean, "{when}");
         if by_step && ended.success() {
             println!("{round} rounds");
             assert!(round > 12, "so few steps");
@@ -174,7 +180,9 @@ fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
     println!("{} images survive", images.len());
     assert!(images.len() > 10);
     for (image, ram) in &images {
-        assert_eq!(&common::image_hashes(&lab, image), ram, "{image}");
+        lab.crash("g");
+        lab.dewar(&["restore", &image.0, "--eager", "--paused"]).done();
+        assert_eq!(&page_hashes(&ram_now(&lab, "g")), ram, "{image}, restored");
     }
     for (image, _) in images.iter().step_by(5) {
         lab.crash("g");

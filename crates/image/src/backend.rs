@@ -15,6 +15,7 @@
 use crate::{ImageError, SEGMENT_BYTES};
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Most bytes of an object outside a folder.
 pub(crate) const LARGEST_OBJECT: usize = 16 << 20;
@@ -69,6 +70,9 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Removes what killed [`Backend::put`]s left in `folder`, where nobody puts
     /// now.
     fn tidy(&self, folder: &str) -> Result<(), ImageError>;
+
+    /// Bounds how long what fails is tried again, from now on.
+    fn set_patience(&self, _patience: Duration) {}
 
     /// Takes hold of an object.
     fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError>;

@@ -68,7 +68,8 @@ pub fn collect(
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
     let images = needed.images;
-    let steps = images + existing.len() as u64;
+    let segments = images + existing.len() as u64;
+    let steps = segments + disks.len() as u64;
     for (done, (number, bytes)) in (images..).zip(existing) {
         progress(done, steps);
         if leased.contains(&segment_name(number)) {
@@ -88,7 +89,8 @@ pub fn collect(
             collected.bytes_freed += freed;
         }
     }
-    for (name, bytes) in disks {
+    for (done, (name, bytes)) in (segments..).zip(disks) {
+        progress(done, steps);
         let object = format!("{DISKS}/{name}");
         let is_needed = leased.contains(&object) || needed.disks.contains(&object);
         if is_needed || !is_disk_copy(&name) {
@@ -168,6 +170,9 @@ impl Needed {
     fn of(store: &Store, progress: &mut impl FnMut(u64, u64)) -> Result<Self, ImageError> {
         let mut needed = Self::default();
         let ids = store.ids()?;
+        // Images share nodes: each is read once, so that a chain takes no longer than its
+        // images each by itself.
+        let mut seen = HashSet::new();
         needed.images = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
             progress(done as u64, ids.len() as u64);
@@ -180,7 +185,7 @@ impl Needed {
             needed.named.extend(record.all_segments());
             needed.disks.extend(record.disks.iter().flat_map(|disk| store.disk_objects(disk)));
             needed.sources.extend(record.keyed.values().cloned());
-            image.table()?.levels().for_each(|level| needed.add(level));
+            image.visit_entries(&mut seen, |level| needed.add(level))?;
             needed.add(&record.device_state.entries);
             needed.add(&record.hot_pages.entries);
             record.print_lists().for_each(|blob| needed.add(&blob.entries));

@@ -6,7 +6,7 @@ use crate::table::{self, Table};
 use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -115,6 +115,17 @@ impl ImageReader {
         table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
     }
 
+    /// Tells `visit` the entries of the page table and of the nodes above it, but for
+    /// what is below nodes that were `seen`.
+    pub(crate) fn visit_entries(
+        &self,
+        seen: &mut HashSet<(u32, Entry)>,
+        visit: impl FnMut(&[Entry]),
+    ) -> Result<(), ImageError> {
+        let memory = &self.record.memory;
+        table::visit(memory.root, memory.pages, seen, |nodes| self.nodes(nodes), visit)
+    }
+
     /// The nodes that the entries lead to; many are read by several threads.
     fn nodes(&self, entries: &[Entry]) -> Result<Vec<Vec<u8>>, ImageError> {
         let read = |entries: &[Entry]| -> Result<Vec<Vec<u8>>, ImageError> {
@@ -170,10 +181,11 @@ impl ImageReader {
         Ok(cache.pages())
     }
 
-    /// Bounds how long what fails in a dirty store is tried again, for somebody
-    /// who comes back to it by himself.
+    /// Bounds how long what fails in its stores is tried again, for somebody who
+    /// comes back to it by himself.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
+        self.store.backend().set_patience(patience);
     }
 
     /// Pages that lie in a dirty store, with their seals, in ascending order of

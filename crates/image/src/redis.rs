@@ -30,6 +30,7 @@ use connect::Pool;
 use hold::{HeldKey, Keys};
 use redis::{Cmd, FromRedisValue, Script, cmd};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use pages::Slot;
 
@@ -218,6 +219,10 @@ impl Backend for Redis {
 
     fn tidy(&self, _folder: &str) -> Result<(), ImageError> {
         Ok(())
+    }
+
+    fn set_patience(&self, patience: Duration) {
+        self.shared.pool.set_patience(patience);
     }
 
     fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {

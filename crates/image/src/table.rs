@@ -3,6 +3,7 @@
 
 use crate::{Entry, ImageError};
 use dewar_units::PAGE_BYTES;
+use std::collections::HashSet;
 
 /// Entries in a node, which is one page.
 pub const ENTRIES_PER_NODE: usize = 512;
@@ -30,11 +31,6 @@ impl Table {
     /// One entry a page.
     pub(crate) fn entries(&self) -> &[Entry] {
         self.levels.last().map_or(&[], Vec::as_slice)
-    }
-
-    /// The entries of nodes and pages, level by level.
-    pub(crate) fn levels(&self) -> impl Iterator<Item = &[Entry]> {
-        self.levels.iter().map(Vec::as_slice)
     }
 
     /// One entry a page, without the nodes.
@@ -130,9 +126,7 @@ pub(crate) fn read(
                 continue;
             }
             let node = nodes.next().unwrap_or_default();
-            let mut entries = node
-                .chunks_exact(8)
-                .map(|word| Entry(u64::from_le_bytes(word.try_into().unwrap_or_default())));
+            let mut entries = entries_of(&node);
             let before = below.len();
             below.extend(entries.by_ref().take(room));
             if below.len() != before + room || entries.any(|entry| entry != Entry::ZERO) {
@@ -143,6 +137,30 @@ pub(crate) fn read(
     }
     levels.push(level);
     Ok(Table { levels })
+}
+
+/// Tells `visit` the entries in the nodes under `root`, level by level, but for nodes in
+/// `seen`, by height: what is below those was told before.
+pub(crate) fn visit(
+    root: Entry,
+    pages: u64,
+    seen: &mut HashSet<(u32, Entry)>,
+    mut get: impl FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError>,
+    mut visit: impl FnMut(&[Entry]),
+) -> Result<(), ImageError> {
+    let mut level = vec![root];
+    visit(&level);
+    for height in (0..levels_for(pages)).rev() {
+        level.retain(|entry| *entry != Entry::ZERO && seen.insert((height, *entry)));
+        level = get(&level)?.iter().flat_map(|node| entries_of(node)).collect();
+        visit(&level);
+    }
+    Ok(())
+}
+
+/// The entries in a node.
+fn entries_of(node: &[u8]) -> impl Iterator<Item = Entry> {
+    node.chunks_exact(8).map(|word| Entry(u64::from_le_bytes(word.try_into().unwrap_or_default())))
 }
 
 #[cfg(test)]
@@ -217,6 +235,51 @@ mod tests {
         });
         assert_eq!(new, 3, "one node a level");
         assert_eq!(built.expect("build").reused.len(), count - 3);
+    }
+
+    #[test]
+    fn what_two_tables_share_is_visited_once() {
+        let address = |n: u64| Entry::packed(PageAddress { segment: n, frame: 7, index: 3 });
+        let mut nodes: Vec<Vec<u8>> = Vec::new();
+        let mut entries: Vec<Entry> = (1..=300_000).map(address).collect();
+        let mut roots = Vec::new();
+        let mut parent = None;
+        for changed in [0, 280_000] {
+            entries[changed] = address(400_000 + changed as u64);
+            let put = |level: &[Vec<u8>]| {
+                let first = nodes.len() as u64;
+                nodes.extend_from_slice(level);
+                Ok((first..nodes.len() as u64).map(address).collect())
+            };
+            let root = build(entries.clone(), parent.as_ref(), put).expect("build").root;
+            let get = |some: &[Entry]| {
+                Ok(some
+                    .iter()
+                    .map(|it| nodes[it.packed_at().expect("at").segment as usize].clone())
+                    .collect())
+            };
+            parent = Some(read(root, entries.len() as u64, get).expect("read"));
+            roots.push(root);
+        }
+        let mut seen = HashSet::new();
+        let mut told = Vec::new();
+        for root in roots {
+            let (mut read, mut all) = (0, HashSet::new());
+            let get = |some: &[Entry]| {
+                read += some.len();
+                Ok(some
+                    .iter()
+                    .map(|it| nodes[it.packed_at().expect("at").segment as usize].clone())
+                    .collect())
+            };
+            let note = |level: &[Entry]| all.extend(level.iter().copied());
+            visit(root, entries.len() as u64, &mut seen, get, note).expect("visit");
+            told.push((read, all));
+        }
+        assert_eq!(told[1].0, 3, "one node a level");
+        let all: HashSet<Entry> = told.iter().flat_map(|(_, all)| all.iter().copied()).collect();
+        assert!(entries.iter().all(|entry| all.contains(entry)));
+        assert!(told[1].1.contains(&address(680_000)));
     }
 
     #[test]

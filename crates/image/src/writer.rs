@@ -18,6 +18,7 @@ use shared::Shared;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Segment numbers taken from the store at a time.
 const BATCH: u64 = 16;
@@ -356,6 +357,11 @@ impl<'s> ImageWriter<'s> {
             Ordering::AcqRel,
             Ordering::Acquire,
         );
+    }
+
+    /// Bounds how long what fails in the store is tried again, from now on.
+    pub fn set_patience(&self, patience: Duration) {
+        self.store.backend().set_patience(patience);
     }
 
     pub(crate) fn raw_store_id(&self) -> [u8; 16] {

@@ -36,6 +36,8 @@ pub(super) struct Pool {
     secrets: Secrets,
     is_cluster: bool,
     idle: Mutex<Vec<Connection>>,
+    /// How long what fails is tried again.
+    retry: Mutex<Duration>,
 }
 
 /// Who we are, from the environment; never from a command line.
@@ -56,6 +58,7 @@ impl Pool {
             secrets: Secrets::from_environment()?,
             is_cluster: false,
             idle: Mutex::default(),
+            retry: Mutex::new(place.retry),
         };
         let retry = FIRST_RETRY.min(place.retry);
         let mut ask = redis::cmd("INFO");
@@ -79,12 +82,29 @@ impl Pool {
         object: &str,
         work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
     ) -> Result<T, ImageError> {
-        self.run_within(self.place.retry, operation, object, work)
+        // It may be bounded while we try.
+        let retry = || *self.retry.lock().unwrap_or_else(|locked| locked.into_inner());
+        self.run_while(retry, operation, object, work)
+    }
+
+    pub(super) fn set_patience(&self, patience: Duration) {
+        let mut retry = self.retry.lock().unwrap_or_else(|locked| locked.into_inner());
+        *retry = self.place.retry.min(patience);
     }
 
     pub(super) fn run_within<T>(
         &self,
         retry: Duration,
+        operation: &'static str,
+        object: &str,
+        work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
+    ) -> Result<T, ImageError> {
+        self.run_while(|| retry, operation, object, work)
+    }
+
+    fn run_while<T>(
+        &self,
+        retry: impl Fn() -> Duration,
         operation: &'static str,
         object: &str,
         mut work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
@@ -103,7 +123,7 @@ impl Pool {
                 result
             });
             match result {
-                Err(error) if is_passing(&error) && began.elapsed() + wait < retry => {
+                Err(error) if is_passing(&error) && began.elapsed() + wait < retry() => {
                     std::thread::sleep(wait);
                     wait = (wait * 2).min(LONGEST_WAIT);
                 }
