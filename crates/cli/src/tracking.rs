@@ -86,11 +86,12 @@ pub fn arm(process: &ProcessHandle, ram: &Ram, origin: UffdOrigin) -> Result<u64
 pub type Known = (u64, PageSet);
 
 /// The image to begin with: the one since which writes are tracked, or else
-/// the newest of this guest; the tracker's identity comes with the first, and
-/// what it has not seen. None where no image has RAM of the same layout.
+/// the newest of this guest, or else the one that it was restored from; the tracker's
+/// identity comes with the first, and what it has not seen. None where no image has RAM of
+/// the same layout.
 pub fn base(
     store: &Store,
-    guest: &str,
+    guest: &GuestRecord,
     ram: &Ram,
     tracking: Option<&Tracking>,
 ) -> Result<Option<(ImageReader, Option<Known>)>, Failure> {
@@ -106,9 +107,14 @@ pub fn base(
         }
     }
     let (records, _) = store.records()?;
-    let newest = records.iter().rev().find(|record| record.guest == guest && fits(record, ram));
+    let newest = |is_one: &dyn Fn(&Record) -> bool| {
+        records.iter().rev().find(|record| is_one(record) && fits(record, ram))
+    };
+    let origin = guest.origin.as_ref().map(|origin| origin.image.as_str());
+    let base = newest(&|record| record.guest == guest.name)
+        .or_else(|| newest(&|record| Some(record.id.0.as_str()) == origin));
     // One that cannot be opened is no base; the checkpoint is a full one then.
-    Ok(newest.and_then(|record| Some((store.open_image(&record.id).ok()?, None))))
+    Ok(base.and_then(|record| Some((store.open_image(&record.id).ok()?, None))))
 }
 
 fn fits(record: &Record, ram: &Ram) -> bool {

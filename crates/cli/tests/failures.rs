@@ -34,6 +34,22 @@ fn stores_that_fail_leave_the_guest_running() {
     assert!(!left.iter().any(|path| path.to_string_lossy().contains(".seg")), "{left:?}");
     guest.console.ask("verify").expect("consistent");
 
+    let fixed = SmallDisk::mount(&lab.path().join("fixed"), "200m").expect("small disk");
+    let url = format!("file:{}/store", fixed.path().display());
+    lab.dewar(&["checkpoint", "g", "--store", &url]).done();
+    let remount = |how: &str| {
+        let options = format!("remount,{how}");
+        let done = Command::new("mount").args(["-o", &options]).arg(fixed.path()).status();
+        assert!(done.expect("mount").success());
+    };
+    remount("ro");
+    lab.dewar(&["checkpoint", "g", "--store", &url])
+        .failed(1, &["Read-only file system", "the guest"]);
+    lab.dewar(&["verify", "g", "--store", &url]).done();
+    remount("rw");
+    guest.console.ask("verify").expect("consistent");
+    drop(fixed);
+
     // No folder can be made there.
     std::fs::write(lab.path().join("file"), "").expect("file");
     let url = format!("file:{}/file/store", lab.path().display());

@@ -31,6 +31,7 @@ fn each_costs_what_changed_and_is_exact() {
     assert_eq!(first["parent"], Value::Null);
     let idle = assert_exact(&lab, &mut guest, "idle");
     assert_eq!(idle["parent"], first["checkpoint"]);
+    assert_eq!((&first["tracked"], &idle["tracked"]), (&false.into(), &true.into()));
     assert!(number(&idle["stored_bytes"]) < number(&first["stored_bytes"]) / 20, "{idle}");
     assert!(number(&idle["pages"]["unchanged"]) > 16_000, "{idle}");
     let listed = lab.dewar(&["ls"]).json()["checkpoints"][1].clone();
@@ -103,6 +104,7 @@ fn lost_tracking_is_noticed() {
         lab.ps("g").expect("listed")["state"] == "running"
     });
     let told = assert_exact(&lab, &mut guest, "after a killed command");
+    assert_eq!(told["tracked"], false, "{told}");
     assert!(number(&told["pages"]["unchanged"]) > 16_000, "compared: {told}");
 
     // Another root, which knows nothing of this one.
@@ -115,6 +117,7 @@ fn lost_tracking_is_noticed() {
     adopted.done();
     other.dewar(&["checkpoint", "g"]).done();
     let told = assert_exact(&lab, &mut guest, "after another root");
+    assert_eq!(told["tracked"], false, "{told}");
     assert_eq!(told["parent"], before["checkpoint"]);
     guest.console.ask("verify").expect("consistent");
 
@@ -123,7 +126,15 @@ fn lost_tracking_is_noticed() {
     lab.restore(&mut guest, &[&id(&told)]).expect("restore");
     lab.wait_for_memory("g");
     let told = assert_exact(&lab, &mut guest, "restored");
+    assert_eq!(told["tracked"], false, "{told}");
     assert!(number(&told["pages"]["unchanged"]) > 16_000, "{told}");
+
+    // And under another name, which no image has yet.
+    lab.crash("g");
+    lab.dewar(&["restore", &id(&told), "--as", "h", "--eager"]).done();
+    let copy = lab.dewar(&["checkpoint", "h"]).done().json();
+    assert_eq!(copy["parent"], told["checkpoint"]);
+    assert!(number(&copy["pages"]["unchanged"]) > 16_000, "{copy}");
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub fn take(
     let base = if wanted.full {
         None
     } else {
-        tracking::base(store, &guest.record().name, &guest.ram(), tracking.as_ref())?
+        tracking::base(store, guest.record(), &guest.ram(), tracking.as_ref())?
     };
     let options = CheckpointOptions {
         base: match &base {
