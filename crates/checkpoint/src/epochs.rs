@@ -81,8 +81,18 @@ impl<'t> Captures<'t> {
         threads: usize,
     ) -> Result<(), CheckpointError> {
         let left_over = self.buffer.capture(ram, pages, fill, threads);
+        self.put_elsewhere(&left_over, ram, overflow)
+    }
+
+    /// Puts pages that the buffer has no room for.
+    fn put_elsewhere(
+        &mut self,
+        left_over: &[PageNumber],
+        ram: &Ram,
+        overflow: &mut Overflow<'_, '_>,
+    ) -> Result<(), CheckpointError> {
         let mut bytes = vec![0; PAGE_BYTES];
-        for page in left_over {
+        for &page in left_over {
             self.overflowed += 1;
             ram.copy_page(page, &mut bytes);
             self.keyed += u64::from(overflow.put(page, &bytes)?);
@@ -153,12 +163,18 @@ impl<'t> Captures<'t> {
         }
         self.stopped = self.stopped.max(pages.count());
         writer.expect(pages);
-        // Not to the dirty store; and what the buffer has no room for waits for no store
-        // that is away.
+        let left_over = self.buffer.capture(ram, pages, 1.0, threads);
+        if left_over.is_empty() {
+            return Ok(());
+        }
+        // Not to the dirty store, and not for long to a store that is away.
         writer.set_patience(STOPPED_PATIENCE);
-        let mut overflow = Overflow::image(writer)?;
-        let copied = self.copy(pages, ram, &mut overflow, 1.0, threads);
-        let done = copied.and_then(|()| overflow.finish());
+        let mut put = || -> Result<(), CheckpointError> {
+            let mut overflow = Overflow::image(writer)?;
+            self.put_elsewhere(&left_over, ram, &mut overflow)?;
+            overflow.finish()
+        };
+        let done = put();
         writer.set_patience(Duration::MAX);
         done
     }

@@ -17,7 +17,10 @@ use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long the pages of a guest may stay away before nobody waits for them.
+const TROUBLE: Duration = Duration::from_secs(5);
 
 /// Flags that hold for all verbs.
 pub struct Context {
@@ -92,7 +95,8 @@ impl Context {
         self.qos_ledger().settle();
         let mut failures = Vec::new();
         for name in self.registry.names()? {
-            if let Err(error @ RegistryError::Io { .. }) = self.registry.guest(&name)?.record() {
+            let record = self.registry.guest(&name).and_then(|folder| folder.record());
+            if let Err(error @ (RegistryError::Io { .. } | RegistryError::BadName(_))) = record {
                 failures.push(error.into());
                 continue;
             }
@@ -155,6 +159,7 @@ pub fn attach(
 /// Waits until all memory of a restored guest has arrived: before, its process
 /// does not have it, and nobody else can.
 pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
+    let mut in_trouble = None;
     loop {
         let state = ServerState::of(&held.folder, &held.record);
         if state.complete {
@@ -165,8 +170,13 @@ pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> 
             Failure::new(Code::Failed, format!("the memory of '{name}' has not all arrived: {why}"))
                 .state("the guest runs on")
         };
-        if let Some(problem) = state.problem {
-            return Err(unfinished(&problem));
+        // A store that is away for a moment is none.
+        match state.problem {
+            None => in_trouble = None,
+            Some(problem) if in_trouble.get_or_insert_with(Instant::now).elapsed() > TROUBLE => {
+                return Err(unfinished(&problem));
+            }
+            Some(_) => {}
         }
         if !server_alive(&held.record) && !ServerState::of(&held.folder, &held.record).complete {
             return Err(unfinished("its page server is gone")

@@ -21,7 +21,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 const FILE: &str = "server.json";
-/// How long one page of a dirty store may keep the others waiting.
+/// How long one page of a store that is half gone may keep the others waiting.
 const PATIENCE: Duration = Duration::from_millis(500);
 const READY: &str = "ready\n";
 
@@ -156,14 +156,14 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let location = Location::parse(&args.store).map_err(|error| text(&error))?;
     let store = Store::open(&location).map_err(|error| text(&error))?;
-    let mut image = store.open_image(&ImageId(args.image)).map_err(|error| text(&error))?;
-    // The server tries again by itself, and has other pages to serve meanwhile.
-    image.set_patience(PATIENCE);
+    let image = store.open_image(&ImageId(args.image)).map_err(|error| text(&error))?;
     let table = PageTable::read(&image).map_err(|error| text(&error))?;
     // Without them all is read from the image.
     let dead: Vec<File> = args.dead.iter().filter_map(|path| File::open(path).ok()).collect();
     let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
     let Some(told) = told_to_go() else { return Ok(()) };
+    // From now on it tries again by itself, and has other pages to serve meanwhile.
+    image.set_patience(PATIENCE);
     let record = folder.record().map_err(|error| text(&error))?;
     let files = open_ram(&record).map_err(|error| text(&error))?;
     // Whoever told us may be dead, and another restore have begun.

@@ -46,7 +46,7 @@ fn a_store_that_goes_in_the_pause_keeps_nobody_standing() {
     let spec = GuestSpec { memory_mib: 256, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
     guest.console.ask("check 20000 1 disk").expect("check");
-    let url = format!("{}?retry=14s", server.url());
+    let url = format!("{}?retry=10s", server.url());
     // What is left in the pause has no room in it.
     let more = ["--buffer", "1M", "--max-pause", "1s", "--codec", "raw"];
     let line = [&["checkpoint", "g", "--store", &url][..], &more].concat();
@@ -55,8 +55,9 @@ fn a_store_that_goes_in_the_pause_keeps_nobody_standing() {
     let began = Instant::now();
     kill(held.pid, Signal::CONT);
     guest.console.ask("count").expect("it runs on");
-    // Not for as long as it is tried again while the guest runs.
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // It had to wait, but not for as long as it is tried again while the guest runs.
+    let waited = began.elapsed();
+    assert!((1..8).contains(&waited.as_secs()), "{waited:?}");
     let (code, _, said) = held.go_on();
     assert!(code == 1 && said.contains("the guest is running"), "{code}: {said}");
     guest.console.ask("verify").expect("consistent");
@@ -151,7 +152,11 @@ fn a_cluster_node_dies_in_a_checkpoint_and_in_a_restore() {
     lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "after"]).done();
     // Now while its memory arrives; it waits for its own pages only.
     let mut cut_short = 0;
-    for node in 0..3 {
+    for round in 0..9 {
+        if round > 2 && cut_short > 0 {
+            break;
+        }
+        let node = round % 3;
         lab.crash("g");
         lab.restore(&mut guest, &["after", "--store", &url]).expect("restore");
         cluster.nodes[node].kill().expect("kill");

@@ -226,7 +226,7 @@ pub(crate) fn settle(
                     "auto-finalize": false, "auto-dismiss": false,
                 });
                 qmp.execute("block-commit", arguments)?;
-                begun = true;
+                (begun, asked) = (true, false);
             }
             None => break,
             Some("ready") if !asked => {
@@ -248,13 +248,18 @@ pub(crate) fn settle(
             }
             Some("concluded") => {
                 let error = state.and_then(|state| state.error);
-                qmp.execute("job-dismiss", json!({"id": job}))?;
                 if error.is_some() {
-                    // The overlay is still the active file.
+                    // The overlay is still the active file. Whoever finds the job later
+                    // notes it, if we cannot.
                     journal.disks[index].current = Current::Overlay;
+                    let noted = journal.save(folder);
+                    if unnoted.is_none() {
+                        noted?;
+                    }
                 }
-                if let Some(error) = unnoted.take() {
-                    return Err(error.into());
+                qmp.execute("job-dismiss", json!({"id": job}))?;
+                if let Some(why) = unnoted.take() {
+                    return Err(why.into());
                 }
                 // What a job failed of that somebody began before us may be over.
                 failure = error.filter(|_| begun);
@@ -263,7 +268,6 @@ pub(crate) fn settle(
         }
     }
     if let Some(error) = failure {
-        journal.save(folder)?;
         return Err(DiskError::Job(job, error));
     }
     delete_node(qmp, &overlay)?;

@@ -221,11 +221,13 @@ impl Registry {
                 .and_then(Iterator::collect::<io::Result<Vec<_>>>)
                 .map_err(io_error("list", &folder))?,
         };
-        let mut names: Vec<String> = entries
-            .into_iter()
-            .filter(|entry| entry.path().join("guest.json").exists())
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
+        let mut names = Vec::new();
+        for entry in entries {
+            let record = entry.path().join("guest.json");
+            if record.try_exists().map_err(io_error("look for", &record))? {
+                names.extend(entry.file_name().into_string());
+            }
+        }
         names.sort();
         Ok(names)
     }

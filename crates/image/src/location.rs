@@ -49,7 +49,7 @@ impl Location {
         }
         let redis = |tls, rest| RedisPlace::parse(tls, rest).map(Self::Redis);
         let parsed = match url.split_once("://") {
-            _ if url.contains('@') => Err(CREDENTIALS.to_owned()),
+            _ if url.contains('@') && url.contains(':') => Err(CREDENTIALS.to_owned()),
             Some(("redis" | "valkey", rest)) => redis(false, rest),
             Some(("rediss" | "valkeys", rest)) => redis(true, rest),
             _ => Err("it is not of a kind that is known: use file:DIR or redis://HOST".to_owned()),
@@ -67,7 +67,9 @@ impl RedisPlace {
             hosts: hosts.split(',').map(host_and_port).collect::<Result<_, _>>()?,
             database: match database {
                 "" => 0,
-                number => number.parse().map_err(|_| format!("'{number}' is not a database"))?,
+                number => {
+                    number.parse().map_err(|_| "what follows '/' is not a database".to_owned())?
+                }
             },
             prefix: PREFIX.to_owned(),
             retry: RETRY,
@@ -75,10 +77,10 @@ impl RedisPlace {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("prefix", name)) if is_prefix(name) => place.prefix = name.to_owned(),
-                Some(("prefix", name)) => return Err(format!("'{name}' is not a prefix")),
+                Some(("prefix", _)) => return Err("its prefix cannot be one".to_owned()),
                 Some(("retry", time)) => {
                     place.retry = dewar_units::parse_duration(time)
-                        .map_err(|_| format!("'{time}' is not a time"))?;
+                        .map_err(|_| "its retry is not a time".to_owned())?;
                 }
                 // Not repeated: it may be a password.
                 _ => return Err("after '?' it has only prefix=NAME and retry=TIME".to_owned()),
@@ -89,7 +91,7 @@ impl RedisPlace {
 }
 
 fn host_and_port(text: &str) -> Result<(String, u16), String> {
-    let bad = || format!("'{text}' is not a host and a port");
+    let bad = || "what follows '//' is not a host and a port".to_owned();
     // An IPv6 address is in brackets.
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, port)) => (host, port.strip_prefix(':')),
@@ -111,13 +113,11 @@ fn is_prefix(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// Where credentials stand in it nobody knows where they end.
+/// Of a URL that is not understood nobody knows where a password in it ends.
 fn without_secrets(url: &str) -> String {
-    match (url.contains('@'), url.split_once("://"), url.split_once('?')) {
-        (true, Some((scheme, _)), _) => format!("{scheme}://…"),
-        (true, None, _) => "…".to_owned(),
-        (false, _, Some((place, _))) => format!("{place}?…"),
-        (false, _, None) => url.to_owned(),
+    match url.split_once(':') {
+        Some((scheme, _)) => format!("{scheme}:…"),
+        None => url.to_owned(),
     }
 }
 
@@ -186,19 +186,25 @@ mod tests {
         assert!(problem("redis://").contains("not a host"));
         assert!(problem("redis://h:x").contains("not a host"));
         assert!(problem("redis://h/x").contains("not a database"));
-        assert!(problem("redis://h?prefix={a}").contains("'{a}' is not a prefix"));
+        assert!(problem("redis://h?prefix={a}").contains("prefix"));
         assert!(problem("redis://h?retry=soon").contains("not a time"));
         for url in [
             "redis://me:s3cret@h",
             "redis://me:s3cret@s3cret?s3cret@h",
             "redis:me:s3cret@h",
-            "me:s3cret@h",
             "redis://h?password=s3cret@s3cret",
         ] {
             let told = problem(url);
             assert!(told.contains("DEWAR_REDIS_PASSWORD") && !told.contains("s3cret"), "{told}");
         }
-        for url in ["redis://h?password=s3cret", "redis://h?s3cret", "redis:h?password=s3cret"] {
+        for url in [
+            "redis://h?password=s3cret",
+            "redis://h?s3cret",
+            "redis:h?password=s3cret",
+            "redis://h?prefix=a;password=s3cret",
+            "redis://h/0;s3cret",
+            "redis://me:s3cret",
+        ] {
             let told = problem(url);
             assert!(!told.contains("s3cret"), "{told}");
         }

@@ -27,7 +27,7 @@ pub struct ImageReader {
     /// Dirty stores that were needed so far.
     keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
     /// How long what fails in a dirty store is tried again.
-    patience: Duration,
+    patience: Mutex<Duration>,
     /// While it is held the image cannot be deleted.
     hold: Box<dyn Held>,
 }
@@ -75,7 +75,7 @@ impl ImageReader {
             record,
             segments: Mutex::default(),
             keyed: Mutex::default(),
-            patience: Duration::MAX,
+            patience: Mutex::new(Duration::MAX),
             hold,
         }
     }
@@ -104,15 +104,21 @@ impl ImageReader {
 
     /// The page table with the nodes above it.
     pub(crate) fn table(&self) -> Result<Table, ImageError> {
+        self.refuse_too_large()?;
+        let memory = &self.record.memory;
+        table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
+    }
+
+    /// A record may claim what it likes.
+    fn refuse_too_large(&self) -> Result<(), ImageError> {
         let memory = &self.record.memory;
         let here = rustix::system::sysinfo();
         let room = here.totalram * u64::from(here.mem_unit) / TABLE_SHARE;
-        // A record may claim what it likes.
         if memory.pages > room / size_of::<Entry>() as u64 {
             let (id, pages) = (self.record.id.0.clone(), memory.pages);
             return Err(ImageError::TooLarge { id, pages });
         }
-        table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
+        Ok(())
     }
 
     /// Tells `visit` the entries of the page table and of the nodes above it, but for
@@ -122,6 +128,7 @@ impl ImageReader {
         seen: &mut HashSet<(u32, Entry)>,
         visit: impl FnMut(&[Entry]),
     ) -> Result<(), ImageError> {
+        self.refuse_too_large()?;
         let memory = &self.record.memory;
         table::visit(memory.root, memory.pages, seen, |nodes| self.nodes(nodes), visit)
     }
@@ -183,8 +190,8 @@ impl ImageReader {
 
     /// Bounds how long what fails in its stores is tried again, for somebody who
     /// comes back to it by himself.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_patience(&self, patience: Duration) {
+        *self.patience.lock().unwrap_or_else(|locked| locked.into_inner()) = patience;
         self.store.backend().set_patience(patience);
     }
 
@@ -215,7 +222,8 @@ impl ImageReader {
             ImageError::damaged("the page table", problem)
         })?;
         // Without the lock: the store may be away.
-        let pages = Arc::new(KeyedPages::open(known, &self.store.id(), self.patience)?);
+        let patience = *self.patience.lock().unwrap_or_else(|locked| locked.into_inner());
+        let pages = Arc::new(KeyedPages::open(known, &self.store.id(), patience)?);
         open().insert(source, pages.clone());
         Ok(pages)
     }
@@ -243,6 +251,9 @@ impl ImageReader {
     /// Where it is damaged; `name` says which.
     pub fn blob(&self, name: &str, blob: &Blob) -> Result<Vec<u8>, ImageError> {
         let mut cache = FrameCache::new()?;
+        if blob.bytes.div_ceil(PAGE_BYTES as u64) != blob.entries.len() as u64 {
+            return Err(ImageError::damaged(format!("the {name}"), "its length does not fit"));
+        }
         let mut bytes = Vec::with_capacity(blob.entries.len() * PAGE_BYTES);
         for entry in &blob.entries {
             let page = self.stored_page(*entry, &mut cache).map_err(|error| match error {

@@ -8,6 +8,9 @@ use std::collections::HashSet;
 /// Entries in a node, which is one page.
 pub const ENTRIES_PER_NODE: usize = 512;
 
+/// Nodes that are read before it is looked what is in them.
+const NODES_AT_A_TIME: usize = 4096;
+
 /// How many levels of nodes stand above `pages` entries; at least one.
 pub(crate) fn levels_for(pages: u64) -> u32 {
     let mut levels = 1;
@@ -152,7 +155,16 @@ pub(crate) fn visit(
     visit(&level);
     for height in (0..levels_for(pages)).rev() {
         level.retain(|entry| *entry != Entry::ZERO && seen.insert((height, *entry)));
-        level = get(&level)?.iter().flat_map(|node| entries_of(node)).collect();
+        let span = (ENTRIES_PER_NODE as u64).pow(height);
+        let most = pages.div_ceil(span).next_multiple_of(ENTRIES_PER_NODE as u64);
+        let mut below = Vec::new();
+        for nodes in level.chunks(NODES_AT_A_TIME) {
+            get(nodes)?.iter().for_each(|node| below.extend(entries_of(node)));
+            if below.len() as u64 > most {
+                return Err(ImageError::damaged("the page table", "a node reaches past the RAM"));
+            }
+        }
+        level = below;
         visit(&level);
     }
     Ok(())

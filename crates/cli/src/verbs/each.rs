@@ -59,7 +59,7 @@ impl Each<'_> {
             fared
         });
         self.report(context, &names, &fared)?;
-        unfinished.into_iter().next().map_or(Ok(()), Err)
+        unfinished.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
     }
 
     fn report(&self, context: &Context, names: &[String], fared: &[Fared]) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     let mut guests = Vec::new();
     let mut rows = Vec::new();
     for name in context.registry.names()? {
-        let folder = context.registry.guest(&name)?;
+        let Ok(folder) = context.registry.guest(&name) else { continue };
         let Ok(record) = folder.record() else { continue };
         let state = state(&folder, &record);
         let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
@@ -34,7 +34,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         table(&["name", ">pid", "state", ">memory"], rows)
     };
     context.print(json!({"guests": guests}), &text);
-    unfinished.into_iter().next().map_or(Ok(()), Err)
+    unfinished.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
 }
 
 /// One word for how a guest is.

@@ -39,9 +39,10 @@ impl Plain {
     ) -> RedisResult<Self> {
         let mut failure = RedisError::from((ErrorKind::InvalidClientConfig, "no address"));
         for address in (host, port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, times[0]) {
-                Ok(stream) => return Self::begin(stream, database, credentials, times),
-                Err(error) => failure = error.into(),
+            let stream = TcpStream::connect_timeout(&address, times[0]).map_err(RedisError::from);
+            match stream.and_then(|stream| Self::begin(stream, database, credentials, times)) {
+                Ok(plain) => return Ok(plain),
+                Err(error) => failure = error,
             }
         }
         Err(failure)
@@ -57,9 +58,9 @@ impl Plain {
         let stream = BufReader::with_capacity(BEGINNING, stream);
         let mut plain = Self { stream, parser: Parser::new(), database };
         plain.set_timeouts(connect)?;
-        // Whatever it answers, it is there; one that has too many clients says so unasked,
-        // and goes.
-        plain.req_command(&redis::cmd("PING"))?;
+        if let Value::ServerError(refusal) = plain.req_command(&redis::cmd("PING"))? {
+            welcome(refusal.into())?;
+        }
         if let Some((name, password)) = credentials {
             let mut login = redis::cmd("AUTH");
             name.map(|name| login.arg(name));
@@ -112,6 +113,18 @@ impl Plain {
             b"\r\n" => Ok(Value::BulkString(bytes)),
             _ => Err((ErrorKind::Parse, "a string goes on behind its end").into()),
         }
+    }
+}
+
+/// What a server says unasked to those that it sends away; it may ask who we are.
+fn welcome(refusal: RedisError) -> RedisResult<()> {
+    match refusal.code() {
+        Some("NOAUTH" | "NOPERM") => Ok(()),
+        // To be tried again.
+        _ if refusal.to_string().contains("max number of clients") => {
+            Err(std::io::Error::other(refusal.to_string()).into())
+        }
+        _ => Err(refusal),
     }
 }
 

@@ -17,7 +17,7 @@ const REVIVED_WITHIN: Duration = Duration::from_secs(120);
 /// What one checkpoint, and perhaps the restore after it, cost.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
-    /// Longest heartbeat gap, less that of an equal time without a checkpoint.
+    /// Longest heartbeat gap, less that of three seconds without a checkpoint.
     pub pause_ms: f64,
     /// That gap, and how long after the command's start it began.
     pub gap_ms: f64,
