@@ -11,6 +11,7 @@ use std::time::Duration;
 
 /// How often it is looked whether idle threads starve.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// How many threads the host runs at once.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

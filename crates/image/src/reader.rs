@@ -191,7 +191,7 @@ impl ImageReader {
     /// Bounds how long what fails in its stores is tried again, for somebody who
     /// comes back to it by himself.
     pub fn set_patience(&self, patience: Duration) {
-        *self.patience.lock().unwrap_or_else(|locked| locked.into_inner()) = patience;
+        *self.patience() = patience;
         self.store.backend().set_patience(patience);
     }
 
@@ -222,7 +222,7 @@ impl ImageReader {
             ImageError::damaged("the page table", problem)
         })?;
         // Without the lock: the store may be away.
-        let patience = *self.patience.lock().unwrap_or_else(|locked| locked.into_inner());
+        let patience = *self.patience();
         let pages = Arc::new(KeyedPages::open(known, &self.store.id(), patience)?);
         open().insert(source, pages.clone());
         Ok(pages)
@@ -284,6 +284,10 @@ impl ImageReader {
         }
         open.insert(number, segment.clone());
         Ok(segment)
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Duration> {
+        self.patience.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
     fn segments(&self) -> MutexGuard<'_, HashMap<u64, Arc<SegmentFile>>> {

@@ -16,7 +16,7 @@ use redis::{
 };
 use std::fmt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to answer: an object of 8 MiB on a slow network.
@@ -83,13 +83,15 @@ impl Pool {
         work: impl FnMut(&mut dyn ConnectionLike) -> RedisResult<T>,
     ) -> Result<T, ImageError> {
         // It may be bounded while we try.
-        let retry = || *self.retry.lock().unwrap_or_else(|locked| locked.into_inner());
-        self.run_while(retry, operation, object, work)
+        self.run_while(|| *self.retry(), operation, object, work)
     }
 
     pub(super) fn set_patience(&self, patience: Duration) {
-        let mut retry = self.retry.lock().unwrap_or_else(|locked| locked.into_inner());
-        *retry = self.place.retry.min(patience);
+        *self.retry() = self.place.retry.min(patience);
+    }
+
+    fn retry(&self) -> MutexGuard<'_, Duration> {
+        self.retry.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
     pub(super) fn run_within<T>(

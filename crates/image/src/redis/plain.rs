@@ -231,6 +231,19 @@ mod tests {
     }
 
     #[test]
+    fn who_is_sent_away_hears_why() {
+        let greeted = |answer: &[u8]| match redis::parse_redis_value(answer).expect("an answer") {
+            Value::ServerError(refusal) => welcome(refusal.into()),
+            other => panic!("{other:?}"),
+        };
+        greeted(b"-NOAUTH Authentication required.\r\n").expect("it asks who we are");
+        let full = greeted(b"-ERR max number of clients reached\r\n").expect_err("full");
+        assert_eq!(full.kind(), ErrorKind::Io, "to be tried again");
+        let denied = greeted(b"-DENIED Redis is running in protected mode\r\n").expect_err("no");
+        assert!(denied.to_string().contains("protected mode"), "{denied}");
+    }
+
+    #[test]
     fn who_says_nothing_is_no_server() {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = silent.local_addr().expect("its address").port();
