@@ -60,14 +60,19 @@ fn killed_at_every_step_it_harms_nothing() {
     }
     let copy = lab.path().join("copy");
     let url = format!("file:{}", copy.display());
+    let lease = copy.join("writers/c00000000000e.lease");
     let prepare = || {
         let _ = std::fs::remove_dir_all(&copy);
         let copied = Command::new("cp").arg("-a").arg(lab.store()).arg(&copy).status();
         assert!(copied.expect("cp").success());
-        // Nobody needs it.
+        // Nobody needs the first; a writer that was killed left the second.
         let any = common::files(&copy.join("segments")).remove(0);
-        std::fs::copy(any, copy.join("segments/0000000000000fff.seg")).expect("copy");
+        for number in ["ffe", "fff"] {
+            let name = format!("segments/0000000000000{number}.seg");
+            std::fs::copy(&any, copy.join(name)).expect("copy");
+        }
         std::fs::write(copy.join("disks/c00000000000f-0.qcow2"), "nobody's").expect("write");
+        std::fs::write(&lease, "segments/0000000000000ffe.seg\n").expect("write");
     };
     let objects = || -> Vec<(PathBuf, u64)> {
         let files = ["segments", "disks"].map(|folder| common::files(&copy.join(folder)));
@@ -75,10 +80,18 @@ fn killed_at_every_step_it_harms_nothing() {
         files.concat().into_iter().map(|file| (file.clone(), size(&file))).collect()
     };
     prepare();
+    let before = objects();
+    let mut told = lab.dewar(&["gc", "--dry-run", "--store", &url]).done().json();
+    assert_eq!(objects(), before, "it only tells");
+    told["dry_run"] = false.into();
     let whole = lab.dewar(&["gc", "--store", &url]).done().json();
+    assert_eq!(told, whole, "what it would do, and did");
     assert!(whole["segments_compacted"].as_u64() > Some(0), "{whole}");
-    assert_eq!([&whole["segments_removed"], &whole["disks_removed"]], [1, 1]);
+    assert_eq!([&whole["segments_removed"], &whole["disks_removed"]], [2, 1]);
     let clean = objects();
+    let bytes = |files: &[(PathBuf, u64)]| files.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    assert_eq!(whole["bytes_freed"], bytes(&before) - bytes(&clean));
+    assert!(!lease.exists());
 
     let mut random = Random(7);
     let mut step = 0;
@@ -102,6 +115,7 @@ fn killed_at_every_step_it_harms_nothing() {
         lab.dewar(&["gc", "--store", &url]).done();
         verify_all(&open(&copy), &images, &when);
         assert_eq!(objects(), clean, "{when}");
+        assert!(!lease.exists(), "{when}");
         if by_step && ended.success() {
             println!("{round} rounds, {step} steps");
             assert!(step > 6, "so few steps");

@@ -11,6 +11,8 @@
 //! its image's record is there. What an image that is being written shares with others
 //! these need too, and it keeps them from being deleted until its own record is there.
 //!
+//! A lease whose writer is dead counts for nothing, and is removed at the end.
+//!
 //! **Dirty stores.** Of pages that lie there one by one, those of an image are
 //! freed together, when no record and no lease names them.
 //!
@@ -59,12 +61,11 @@ pub fn collect(
 ) -> Result<Collected, ImageError> {
     let _one_at_a_time = store.hold_deletions()?;
     if !dry_run {
-        store.sweep()?;
         store.backend().tidy(FOLDER)?;
     }
     let existing = segments_in(store)?;
     let disks = store.backend().list(DISKS)?;
-    let leased = lease::named(store.backend())?;
+    let leased = lease::named_by_the_living(store.backend())?;
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
     let images = needed.images;
@@ -107,9 +108,13 @@ pub fn collect(
         store.backend().settle(DISKS)?;
     }
     // What was freed before is told in any case.
-    match collect_dirty(store, &leased, &needed.sources, dry_run) {
+    match collect_dirty(store, &needed.sources, dry_run) {
         Ok(removed) => collected.dirty_removed = removed,
         Err(why) => collected.dirty_problem = Some(why.to_string()),
+    }
+    if !dry_run {
+        // Leases of the dead, whose objects are gone by now.
+        store.sweep()?;
     }
     Ok(collected)
 }
@@ -123,17 +128,17 @@ pub fn collect(
 /// them is left alone.
 fn collect_dirty(
     store: &Store,
-    leased: &HashSet<String>,
     needed: &BTreeSet<KeyedSource>,
     dry_run: bool,
 ) -> Result<u64, ImageError> {
-    let by_leases = leased.iter().filter_map(|line| dirty::parse_lease_line(line));
+    let known = lease::named(store.backend())?;
+    let by_leases = known.iter().filter_map(|line| dirty::parse_lease_line(line));
     let by_records = needed.iter().map(|source| source.store.as_str());
     let urls: BTreeSet<&str> = by_records.chain(by_leases.map(|(_, url)| url)).collect();
     let mut removed = 0;
     for url in urls {
         let images = dirty::images_in(url, &store.id())?;
-        let leases = lease::named(store.backend())?;
+        let leases = lease::named_by_the_living(store.backend())?;
         let leased: HashSet<&str> =
             leases.iter().filter_map(|line| Some(dirty::parse_lease_line(line)?.0)).collect();
         for image in images {

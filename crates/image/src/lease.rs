@@ -83,15 +83,26 @@ pub(crate) fn sweep(store: &Store) -> Result<(), ImageError> {
 
 /// What leases name.
 pub(crate) fn named(backend: &dyn Backend) -> Result<HashSet<String>, ImageError> {
-    named_but_by(backend, "")
+    named_by(backend, |_| Ok(true))
 }
 
-/// What leases name, apart from one.
-fn named_but_by(backend: &dyn Backend, apart: &str) -> Result<HashSet<String>, ImageError> {
+/// What leases name that somebody holds.
+pub(crate) fn named_by_the_living(backend: &dyn Backend) -> Result<HashSet<String>, ImageError> {
+    named_by(backend, |lease| match backend.hold(lease, Hold::Alone)? {
+        Holding::Held(_) | Holding::Missing => Ok(false),
+        Holding::Taken => Ok(true),
+    })
+}
+
+/// What those leases name that `counts`.
+fn named_by(
+    backend: &dyn Backend,
+    counts: impl Fn(&str) -> Result<bool, ImageError>,
+) -> Result<HashSet<String>, ImageError> {
     let mut names = HashSet::new();
     for (object, _) in backend.list(FOLDER)? {
         let lease = format!("{FOLDER}/{object}");
-        if lease == apart {
+        if !counts(&lease)? {
             continue;
         }
         // Without it: its image is there now, or given up.
@@ -118,7 +129,7 @@ fn remove_named(store: &Store, lease: &str) -> Result<Left, ImageError> {
         return Ok(Left::Nothing);
     }
     // Leases before records: what was being written meanwhile is in one of them.
-    let mut needed = named_but_by(backend, lease)?;
+    let mut needed = named_by(backend, |other| Ok(other != lease))?;
     for record in store.each_record()? {
         needed.extend(store.needs(&record));
     }
