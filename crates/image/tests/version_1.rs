@@ -1,18 +1,23 @@
 //! Stores that version 1 wrote stay readable for ever: `data/v1` is one with a
 //! single image, the worked example of `docs/image-format.md`; `data/v1-chain`
-//! has an image whose parent was deleted, and whose segments were compacted.
+//! has an image whose parent was deleted, and whose segments were compacted;
+//! `data/v1-zstd` one by Zstandard, with fingerprints, on a disk copy that stands on
+//! another; and `data/v1.resp` is the same in Redis, as the commands that put it there.
 //!
-//! They were written by this test with `DEWAR_WRITE_FIXTURE=DIR` and
-//! `DEWAR_WRITE_CHAIN=DIR` set.
+//! They were written by this test with `DEWAR_WRITE_FIXTURE=DIR`,
+//! `DEWAR_WRITE_CHAIN=DIR`, `DEWAR_WRITE_ZSTD=DIR` and `DEWAR_WRITE_REDIS=FILE` set.
 
 use dewar_codec::Codec;
 use dewar_image::{
-    Dedup, FrameCache, ImageError, ImageOptions, ImageWriter, Location, MemoryRecord, Record,
-    RegionRecord, Store, collect, verify,
+    Dedup, DiskRecord, FrameCache, ImageError, ImageOptions, ImageWriter, Location, MemoryRecord,
+    Record, RegionRecord, Store, collect, verify,
 };
+use dewar_testkit::RedisServer;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const PAGES: u64 = 600;
 const OPTIONS: ImageOptions =
@@ -21,13 +26,15 @@ const OPTIONS: ImageOptions =
 /// Pages 0-9 were never touched; 10 is zeros; 11 and 599 are text; 12 is noise.
 fn content(page: u64) -> Vec<u8> {
     match page {
-        11 | 599 => {
-            let text = format!("page {page} of the worked example; ");
-            text.into_bytes().into_iter().cycle().take(PAGE_BYTES).collect()
-        }
+        11 | 599 => text(page),
         12 => noise(1),
         _ => vec![0; PAGE_BYTES],
     }
+}
+
+fn text(page: u64) -> Vec<u8> {
+    let text = format!("page {page} of the worked example; ");
+    text.into_bytes().into_iter().cycle().take(PAGE_BYTES).collect()
 }
 
 fn noise(seed: u64) -> Vec<u8> {
@@ -49,10 +56,15 @@ fn write(root: &Path) -> Result<Record, ImageError> {
         sink.put(PageNumber(page), &content(page))?;
     }
     sink.finish()?;
-    commit(writer, 596, "worked")
+    commit(writer, 596, "worked", vec![])
 }
 
-fn commit(writer: ImageWriter<'_>, holes: u64, tag: &str) -> Result<Record, ImageError> {
+fn commit(
+    writer: ImageWriter<'_>,
+    holes: u64,
+    tag: &str,
+    disks: Vec<DiskRecord>,
+) -> Result<Record, ImageError> {
     let (root, counts) = writer.finish_memory(holes)?;
     let device_state = writer.put_blob(b"device state")?;
     let hot_pages = writer.put_blob(&599u64.to_le_bytes())?;
@@ -64,7 +76,7 @@ fn commit(writer: ImageWriter<'_>, holes: u64, tag: &str) -> Result<Record, Imag
         machine: serde_json::json!({"hypervisor": "none"}),
         ..Record::new("example", memory, device_state, hot_pages)
     };
-    writer.commit(record, vec![])
+    writer.commit(record, disks)
 }
 
 #[test]
@@ -75,8 +87,7 @@ fn a_store_of_version_1_is_read() {
         return;
     }
     let folder = copy_of("v1");
-    let store = Store::open(&Location::Folder(folder.path().to_owned())).expect("store");
-    let record = read(&store, "worked", content);
+    let record = read(&open(folder.path()), "worked", content);
     assert_eq!(record.memory.regions[0].name, "ram");
 }
 
@@ -116,7 +127,7 @@ fn write_chain(root: &Path) -> Result<Record, ImageError> {
             }
         }
         sink.finish()?;
-        images.push(commit(writer, 0, "chain")?);
+        images.push(commit(writer, 0, "chain", vec![])?);
     }
     store.delete(&images[0].id)?;
     collect(&store, false, |_, _| {})?;
@@ -130,22 +141,155 @@ fn a_chain_of_version_1_is_read() {
         return;
     }
     let folder = copy_of("v1-chain");
-    let store = Store::open(&Location::Folder(folder.path().to_owned())).expect("store");
+    let store = open(folder.path());
     let record = read(&store, "chain", chain_content);
     assert!(record.parent.is_some_and(|parent| store.record(&parent).is_err()));
     assert_eq!(record.inherited_segments, [1, 2]);
 }
 
+const ZSTD: ImageOptions =
+    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: -1, dedup: Dedup::Image };
+
+/// What the second image by Zstandard holds: from 300 on it has what the first one
+/// has from 200 on; what it has from 400 on is new.
+fn zstd_content(page: u64) -> Vec<u8> {
+    match page {
+        12 => noise(2),
+        200..264 | 400..464 => text(page),
+        300..364 => text(page - 100),
+        _ => content(page),
+    }
+}
+
+/// An image, and one on top of it; the first is deleted.
+fn write_zstd(store: &Store) -> Result<Record, ImageError> {
+    let mut images: Vec<Record> = Vec::new();
+    for version in 0..2 {
+        let parent = images.last().map(|last| store.open_image(&last.id)).transpose()?;
+        let writer = store.begin(ZSTD, parent.as_ref())?;
+        let mut sink = writer.sink()?;
+        if version == 0 {
+            for page in 0..PAGES {
+                let is_later = page == 12 || (300..464).contains(&page);
+                let bytes = if is_later { content(page) } else { zstd_content(page) };
+                sink.put(PageNumber(page), &bytes)?;
+            }
+        } else {
+            for page in (300..464).chain([12]) {
+                sink.put(PageNumber(page), &zstd_content(page))?;
+            }
+        }
+        sink.finish()?;
+        let scratch = tempfile::tempdir().expect("tempdir");
+        let below = writer.disk_below("d", 1 << 20);
+        let path = writer.reserve_disk(0, "qcow2", scratch.path())?;
+        std::fs::write(&path, format!("disk of version {version}")).expect("disk");
+        let disk = DiskRecord {
+            name: "d".into(),
+            file: path.file_name().expect("name").to_string_lossy().into_owned(),
+            format: "qcow2".into(),
+            virtual_bytes: 1 << 20,
+            digest: writer.put_disk(&path)?,
+            below,
+        };
+        images.push(commit(writer, 0, "zstd", vec![disk])?);
+    }
+    store.delete(&images[0].id)?;
+    Ok(images.remove(1))
+}
+
+/// Reads it, and goes on from it.
+fn read_zstd(store: &Store) -> Record {
+    let record = read(store, "zstd", zstd_content);
+    store.check_disks(&record).expect("disks");
+    let parent = store.open_image(&record.id).expect("open");
+    let writer = store.begin(ZSTD, Some(&parent)).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    for page in 500..564 {
+        sink.put(PageNumber(page), &text(page - 100)).expect("put");
+    }
+    sink.finish().expect("finish");
+    assert!(writer.duplicate_pages() > 0, "its fingerprints are known");
+    record
+}
+
+#[test]
+fn zstandard_fingerprints_and_disks_of_version_1_are_read() {
+    if let Some(folder) = std::env::var_os("DEWAR_WRITE_ZSTD") {
+        let store = Store::open_or_create(&Location::Folder(folder.into())).expect("store");
+        println!("{}", write_zstd(&store).expect("write").id);
+        return;
+    }
+    let folder = copy_of("v1-zstd");
+    let record = read_zstd(&open(folder.path()));
+    assert_eq!(record.disks[0].below.len(), 1);
+}
+
+#[test]
+fn a_store_of_version_1_in_redis_is_read() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let place = Location::parse(&server.url()).expect("url");
+    if let Some(file) = std::env::var_os("DEWAR_WRITE_REDIS") {
+        let store = Store::open_or_create(&place).expect("store");
+        println!("{}", write_zstd(&store).expect("write").id);
+        std::fs::write(file, all_of(&server.url()).expect("dump")).expect("write");
+        return;
+    }
+    let port = server.port().to_string();
+    let loaded = Command::new("redis-cli")
+        .args(["-h", "127.0.0.1", "-p", &port, "--pipe"])
+        .stdin(File::open(data("v1.resp")).expect("open"))
+        .output()
+        .expect("redis-cli");
+    assert!(loaded.status.success(), "{loaded:?}");
+    read_zstd(&Store::open(&place).expect("store"));
+}
+
+/// The commands that put there what a server holds, but for holds.
+fn all_of(url: &str) -> redis::RedisResult<Vec<u8>> {
+    let mut server = redis::Client::open(url)?.get_connection()?;
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server)?;
+    keys.sort();
+    let mut commands = Vec::new();
+    for key in keys {
+        let kind: String = redis::cmd("TYPE").arg(&key).query(&mut server)?;
+        let command = match kind.as_str() {
+            "string" => {
+                let value: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut server)?;
+                redis::cmd("SET").arg(&key).arg(value).take()
+            }
+            "hash" => {
+                let fields: Vec<Vec<u8>> = redis::cmd("HGETALL").arg(&key).query(&mut server)?;
+                redis::cmd("HSET").arg(&key).arg(fields).take()
+            }
+            _ => continue,
+        };
+        commands.extend(command.get_packed_command());
+    }
+    Ok(commands)
+}
+
+fn open(folder: &Path) -> Store {
+    Store::open(&Location::Folder(folder.to_owned())).expect("store")
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
 /// A copy of a store in `data`: locks are taken on its files.
 fn copy_of(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let data = data(name);
     for sub in ["segments", "images", "disks", "writers"] {
         std::fs::create_dir(folder.path().join(sub)).expect("folder");
     }
-    std::fs::copy(data.join("store.json"), folder.path().join("store.json")).expect("copy");
-    for sub in ["segments", "images"] {
-        for entry in std::fs::read_dir(data.join(sub)).expect("list").flatten() {
+    for file in ["store.json", "next-segment"].iter().filter(|file| data.join(file).exists()) {
+        std::fs::copy(data.join(file), folder.path().join(file)).expect("copy");
+    }
+    for sub in ["segments", "images", "disks"] {
+        // A version control system keeps no empty folders.
+        for entry in std::fs::read_dir(data.join(sub)).into_iter().flatten().flatten() {
             let to = folder.path().join(sub).join(entry.file_name());
             std::fs::copy(entry.path(), to).expect("copy");
         }
