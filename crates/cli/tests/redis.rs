@@ -283,6 +283,29 @@ fn killed_with_a_remote_store_nothing_stays() {
 }
 
 #[test]
+fn a_cluster_is_encrypted_and_locked() {
+    let lab = common::lab();
+    let certificates = Certificates::make().expect("certificates");
+    let cluster = RedisCluster::start_locked(&certificates, "s3cret").expect("cluster");
+    let url = cluster.url();
+    let mut guest = guest(&lab);
+    let dewar = |arguments: &[&str], password: &str| {
+        let mut command = lab.command(arguments);
+        command.args(["--store", &url]).env("DEWAR_REDIS_CA_FILE", certificates.authority());
+        Ran::of(&command.env("DEWAR_REDIS_PASSWORD", password).output().expect("dewar starts"))
+    };
+    dewar(&["checkpoint", "g"], "wr0ng").failed(1, &["refused the credentials"]);
+    dewar(&["checkpoint", "g"], "s3cret").done();
+    let keys = |node: &RedisServer| node.ask(&["dbsize"]).expect("dbsize");
+    assert!(cluster.nodes.iter().all(|node| keys(node) != "0"), "spread over all");
+    dewar(&["verify", "g"], "s3cret").done();
+    lab.crash("g");
+    dewar(&["restore", "g"], "s3cret").done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+}
+
+#[test]
 fn a_connection_is_encrypted_and_its_server_known() {
     let lab = common::lab();
     let certificates = Certificates::make().expect("certificates");

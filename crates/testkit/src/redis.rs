@@ -2,7 +2,7 @@
 
 use crate::process::wait_until;
 use anyhow::{Context, Result, ensure};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -15,6 +15,8 @@ pub struct RedisServer {
     _folder: tempfile::TempDir,
     port: u16,
     arguments: Vec<String>,
+    /// What `redis-cli` needs to be let in.
+    asking: Vec<String>,
     process: Child,
 }
 
@@ -24,19 +26,24 @@ impl RedisServer {
     /// # Errors
     /// Where it does not start.
     pub fn start(arguments: &[&str]) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("dwr").tempdir_in("/tmp")?;
         let port = free_port()?;
+        let listening = ["--port".to_owned(), port.to_string()];
+        Self::start_at(port, listening.into_iter().chain(owned(arguments)), Vec::new())
+    }
+
+    fn start_at(
+        port: u16,
+        arguments: impl Iterator<Item = String>,
+        asking: Vec<String>,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("dwr").tempdir_in("/tmp")?;
         let lasting = ["--appendonly", "yes", "--appendfsync", "always"];
-        let mut all: Vec<String> = ["--bind", "127.0.0.1", "--save", ""]
-            .iter()
-            .chain(&lasting)
-            .map(|word| (*word).to_owned())
-            .collect();
-        all.extend(["--port".to_owned(), port.to_string()]);
+        let mut all: Vec<String> = owned(&["--bind", "127.0.0.1", "--save", ""]).collect();
+        all.extend(owned(&lasting));
         all.extend(["--dir".to_owned(), folder.path().display().to_string()]);
-        all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        all.extend(arguments);
         let process = spawn(&all)?;
-        let server = Self { _folder: folder, port, arguments: all, process };
+        let server = Self { _folder: folder, port, arguments: all, asking, process };
         server.wait_ready();
         Ok(server)
     }
@@ -48,21 +55,9 @@ impl RedisServer {
     /// Where it does not start.
     pub fn start_tls(certificates: &Certificates) -> Result<(Self, String)> {
         let port = free_port()?;
-        let files = certificates.folder.path();
-        let file = |name: &str| files.join(name).display().to_string();
-        let server = Self::start(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &file("server.pem"),
-            "--tls-key-file",
-            &file("server.key"),
-            "--tls-ca-cert-file",
-            &file("authority.pem"),
-            "--tls-auth-clients",
-            "no",
-        ])?;
-        Ok((server, format!("rediss://127.0.0.1:{port}")))
+        let serving = certificates.serving(port);
+        let serving: Vec<&str> = serving.iter().map(String::as_str).collect();
+        Ok((Self::start(&serving)?, format!("rediss://127.0.0.1:{port}")))
     }
 
     /// Its port.
@@ -103,6 +98,7 @@ impl RedisServer {
         let port = self.port.to_string();
         let output = Command::new("redis-cli")
             .args(["-h", "127.0.0.1", "-p", &port])
+            .args(&self.asking)
             .args(words)
             .output()
             .context("redis-cli")?;
@@ -140,6 +136,8 @@ impl Certificates {
         let authority_key = KeyPair::generate()?;
         let mut authority = CertificateParams::new(Vec::new())?;
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // By the name that both would have OpenSSL takes the other for signed by itself.
+        authority.distinguished_name.push(DnType::CommonName, "authority");
         let authority = authority.self_signed(&authority_key)?;
         let key = KeyPair::generate()?;
         let names = vec!["127.0.0.1".to_owned()];
@@ -155,6 +153,17 @@ impl Certificates {
     pub fn authority(&self) -> std::path::PathBuf {
         self.folder.path().join("authority.pem")
     }
+
+    /// How a server is told of them.
+    fn serving(&self, port: u16) -> Vec<String> {
+        let file = |name: &str| self.folder.path().join(name).display().to_string();
+        let [certificate, key, authority] = ["server.pem", "server.key", "authority.pem"].map(file);
+        let mut words: Vec<String> =
+            owned(&["--tls-auth-clients", "no", "--tls-cert-file", &certificate]).collect();
+        words.extend(owned(&["--tls-key-file", &key, "--tls-ca-cert-file", &authority]));
+        words.extend(["--tls-port".to_owned(), port.to_string()]);
+        words
+    }
 }
 
 /// A Cluster of three masters, without replicas.
@@ -162,7 +171,10 @@ impl Certificates {
 pub struct RedisCluster {
     /// Its nodes.
     pub nodes: Vec<RedisServer>,
+    scheme: &'static str,
 }
+
+const NODE: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
 
 impl RedisCluster {
     /// Starts one.
@@ -170,9 +182,28 @@ impl RedisCluster {
     /// # Errors
     /// Where it does not become one.
     pub fn start() -> Result<Self> {
-        let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
-        let nodes = (0..3).map(|_| RedisServer::start(&arguments)).collect::<Result<Vec<_>>>()?;
+        Self::join("redis", || RedisServer::start(&NODE))
+    }
+
+    /// Starts one that speaks only TLS, also among its nodes, and wants a password.
+    ///
+    /// # Errors
+    /// Where it does not become one.
+    pub fn start_locked(certificates: &Certificates, password: &str) -> Result<Self> {
+        let authority = certificates.authority().display().to_string();
+        Self::join("rediss", || {
+            let port = free_port()?;
+            let alone = ["--port", "0", "--tls-cluster", "yes", "--requirepass", password];
+            let arguments = owned(&NODE).chain(owned(&alone)).chain(certificates.serving(port));
+            let asking = ["--tls", "--cacert", &authority, "-a", password, "--no-auth-warning"];
+            RedisServer::start_at(port, arguments, owned(&asking).collect())
+        })
+    }
+
+    fn join(scheme: &'static str, start: impl Fn() -> Result<RedisServer>) -> Result<Self> {
+        let nodes = (0..3).map(|_| start()).collect::<Result<Vec<_>>>()?;
         let made = Command::new("redis-cli")
+            .args(&nodes[0].asking)
             .args(["--cluster", "create"])
             .args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)))
             .arg("--cluster-yes")
@@ -180,7 +211,7 @@ impl RedisCluster {
             .output()
             .context("redis-cli")?;
         ensure!(made.status.success(), "redis-cli: {}", String::from_utf8_lossy(&made.stdout));
-        let cluster = Self { nodes };
+        let cluster = Self { nodes, scheme };
         cluster.wait_whole();
         Ok(cluster)
     }
@@ -189,7 +220,7 @@ impl RedisCluster {
     pub fn url(&self) -> String {
         let hosts: Vec<_> =
             self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
-        format!("redis://{}", hosts.join(","))
+        format!("{}://{}", self.scheme, hosts.join(","))
     }
 
     /// Waits until a node knows that another is away.
@@ -255,6 +286,10 @@ fn copy(mut from: TcpStream, mut to: TcpStream, late: Duration) {
         last = Instant::now();
     }
     let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+fn owned<'w>(words: &'w [&str]) -> impl Iterator<Item = String> + 'w {
+    words.iter().map(|word| (*word).to_owned())
 }
 
 /// The server, or what Debian's `redis-tools` has: the same program, which goes
