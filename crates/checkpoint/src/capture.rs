@@ -7,8 +7,8 @@
 //!                       store, epochs beside it send what was written there
 //!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
 //!                       again, each shorter than the last
-//!  stopped  4. stop     look what was written since and copy it, while disks
-//!                       are frozen and the device state is saved; once more
+//!  stopped  4. stop     disks are frozen and the device state is saved; then
+//!                       look what was written since and copy it
 //!  running  5. behind   encode the buffer, copy the disks, commit
 //! ```
 //!
@@ -17,10 +17,9 @@
 //! pause. A page that none of the stages captured fails the checkpoint
 //! ([`dewar_image::ImageError::Incomplete`]); it never becomes a zero page.
 //!
-//! Saving the device state might write to RAM, so the last look comes after
-//! it; the first one in the pause, beside it, finds memory for the copies. In
-//! the pause sets are looked at, not taken: protecting their pages again costs
-//! more than copying them twice, and the next checkpoint may find them written.
+//! Saving the device state might write to RAM, so the look comes after it. The
+//! set is looked at, not taken: protecting its pages again would make the pause
+//! longer, and the next checkpoint may find them written.
 //!
 //! Whatever fails, the guest is put back, the image does not exist, and the
 //! dirty sets go back to the tracker.
@@ -292,16 +291,7 @@ fn stop_and_capture(
     let began = Instant::now();
     guest.stop()?;
     observer.step(Step::Stopped);
-    // The device state keeps one core busy; the others read memory meanwhile.
-    let beside = cores().saturating_sub(1).max(1);
-    let device_state = std::thread::scope(|scope| {
-        let copying = scope.spawn(|| -> Result<(), CheckpointError> {
-            captures.capture_stopped(&tracker.look(beside)?, ram, writer, beside)
-        });
-        let state = guest.save_state();
-        copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        state.map_err(CheckpointError::from)
-    })?;
+    let device_state = guest.save_state()?;
     observer.step(Step::StateSaved);
     captures.capture_stopped(&tracker.look(cores())?, ram, writer, cores())?;
     observer.step(Step::Captured);

@@ -161,7 +161,7 @@ impl<'t> Captures<'t> {
         if let Some(last) = self.hot.back_mut() {
             last.union_with(pages);
         }
-        self.stopped = self.stopped.max(pages.count());
+        self.stopped = pages.count();
         writer.expect(pages);
         let left_over = self.buffer.capture(ram, pages, 1.0, threads);
         if left_over.is_empty() {
