@@ -3,10 +3,12 @@
 mod qemu;
 mod sample;
 mod warm;
+mod witness;
 
 pub use qemu::{connect_soon, start_qemu, wait_for_migration};
 pub use sample::file as sample_file;
 pub use warm::touch_free_memory;
+pub use witness::Witness;
 
 /// Guest RAM in MiB that is left to the guest's own kernel and program.
 pub fn reserved_mib(gib: u64) -> u64 {

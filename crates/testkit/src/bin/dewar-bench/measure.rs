@@ -2,26 +2,30 @@
 
 use anyhow::{Context, Result};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::bench::{connect_soon, start_qemu};
+use dewar_testkit::bench::{Witness, connect_soon, start_qemu};
 use dewar_testkit::{Beats, Console, GuestSpec, Heartbeat, Lab, TestGuest, kill, wait_while_alive};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// The window without a checkpoint that a pause is compared with.
-const QUIET: Duration = Duration::from_secs(3);
+/// How long it is looked what a guest does without a checkpoint.
+const USUAL: Duration = Duration::from_secs(3);
+/// How long a guest may take to get over a checkpoint.
+const SETTLES: Duration = Duration::from_secs(1);
 /// How long a restored guest may take to its first heartbeat.
 const REVIVED_WITHIN: Duration = Duration::from_secs(120);
 
 /// What one checkpoint, and perhaps the restore after it, cost.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
-    /// Longest heartbeat gap, less that of three seconds without a checkpoint.
+    /// Longest heartbeat gap, less that of as long a time without a checkpoint.
     pub pause_ms: f64,
     /// That gap, and how long after the command's start it began.
     pub gap_ms: f64,
     pub gap_at_ms: f64,
+    /// The longest time that the machine itself took from everybody in that gap.
+    pub machine_ms: Option<f64>,
     /// What the tool itself says that the pause was.
     pub own_pause_ms: f64,
     pub total_s: f64,
@@ -42,6 +46,7 @@ pub struct Subject {
     pub line: Vec<String>,
     heart: Option<Heartbeat>,
     child: Option<Child>,
+    witness: Option<Witness>,
     rate: u64,
 }
 
@@ -49,7 +54,12 @@ impl Subject {
     pub fn by_dewar(lab: &Lab, spec: &GuestSpec) -> Result<Self> {
         let guest = lab.run("bench", spec)?;
         let pid = lab.pid("bench").context("the guest runs")?;
-        Ok(Self { guest, pid, qmp: None, line: Vec::new(), heart: None, child: None, rate: 0 })
+        Ok(Self::new(guest, pid))
+    }
+
+    fn new(guest: TestGuest, pid: i32) -> Self {
+        let (heart, witness) = (None, None);
+        Self { guest, pid, qmp: None, line: Vec::new(), heart, child: None, witness, rate: 0 }
     }
 
     /// The same command line without Dewar, and a QMP socket.
@@ -74,7 +84,9 @@ impl Subject {
         let qmp = connect_soon(&folder.join("qmp"))?;
         let pid = child.id() as i32;
         let guest = TestGuest { name: "bench".to_owned(), folder, console };
-        Ok(Self { guest, pid, qmp: Some(qmp), line, heart: None, child: Some(child), rate: 0 })
+        let mut subject = Self::new(guest, pid);
+        (subject.qmp, subject.line, subject.child) = (Some(qmp), line, Some(child));
+        Ok(subject)
     }
 
     pub fn load(&mut self, rate: u64) -> Result<()> {
@@ -84,6 +96,7 @@ impl Subject {
             std::thread::sleep(Duration::from_secs(1));
         }
         self.heart = Some(self.guest.heartbeat()?);
+        self.witness = Witness::watch();
         Ok(())
     }
 
@@ -98,11 +111,9 @@ impl Subject {
     /// Times `work`: what the guest felt of it and what CPU it took. `work`
     /// returns the bytes stored and the pause that the tool tells.
     pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(u64, f64)>) -> Result<Figures> {
-        let (quiet_from, quiet_cpu) = (Instant::now(), cpu_of(self.pid));
-        let usual = self.speed(QUIET)?;
-        let quiet =
-            self.beats(quiet_from, Instant::now()).map_or(Duration::ZERO, |it| it.longest_gap);
-        let usual_cpu = (cpu_of(self.pid) - quiet_cpu) / quiet_from.elapsed().as_secs_f64();
+        let (usual_from, before) = (Instant::now(), cpu_of(self.pid));
+        let usual = self.speed(USUAL)?;
+        let usual_cpu = (cpu_of(self.pid) - before) / usual_from.elapsed().as_secs_f64();
 
         let (guest_cpu, children_cpu) = (cpu_of(self.pid), cpu_of_children());
         let count = self.guest.console.ask_number("count")?;
@@ -111,15 +122,21 @@ impl Subject {
         let total = from.elapsed();
         let done = self.guest.console.ask_number("count")?;
         let window = from.elapsed().as_secs_f64();
-        let (gap, gap_from) = self
-            .beats(from, Instant::now())
-            .map_or((Duration::ZERO, from), |it| (it.longest_gap, it.gap_from));
+        let to = Instant::now();
         let cpu = (cpu_of(self.pid) - guest_cpu - usual_cpu * window).max(0.0)
             + (cpu_of_children() - children_cpu);
+        let heart = self.heart.as_ref().context("a heartbeat")?;
+        let Beats { longest_gap: gap, gap_from, .. } = heart.between(from, to);
+        let machine = self.witness.as_ref().map(|it| it.longest(gap_from, gap_from + gap));
+        std::thread::sleep(SETTLES);
+        let quiet_from = Instant::now();
+        std::thread::sleep(total);
+        let quiet = heart.between(quiet_from, Instant::now()).longest_gap;
         Ok(Figures {
-            pause_ms: gap.saturating_sub(quiet).as_secs_f64() * 1e3,
-            gap_ms: gap.as_secs_f64() * 1e3,
-            gap_at_ms: (gap_from - from).as_secs_f64() * 1e3,
+            pause_ms: millis(gap.saturating_sub(quiet)),
+            gap_ms: millis(gap),
+            gap_at_ms: millis(gap_from - from),
+            machine_ms: machine.map(millis),
             own_pause_ms,
             total_s: total.as_secs_f64(),
             writes_lost: (usual * window - (done - count) as f64).max(0.0),
@@ -127,10 +144,6 @@ impl Subject {
             cpu_s: cpu,
             ..Figures::default()
         })
-    }
-
-    fn beats(&self, from: Instant, to: Instant) -> Option<Beats> {
-        self.heart.as_ref().map(|heart| heart.between(from, to))
     }
 
     /// Ends the guest and lets `restore` bring it back; times its first beat,
@@ -205,6 +218,10 @@ impl Drop for Subject {
             let _ = child.wait();
         }
     }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// Seconds of CPU that fields of `/proc/PID/stat` tell.

@@ -1,0 +1,79 @@
+//! What the machine itself takes from everybody: a virtual one's host may give
+//! its CPUs to others, and then no program on it runs.
+
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const BEAT: Duration = Duration::from_millis(1);
+/// What a beat may be late by without being noted.
+const TOLD_FROM: Duration = Duration::from_millis(3);
+
+/// A thread on each CPU that goes before all others (`SCHED_FIFO`), sleeps a
+/// millisecond at a time and notes when it was woken late.
+#[derive(Debug)]
+pub struct Witness {
+    gaps: Arc<Mutex<Vec<(Instant, Instant)>>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Witness {
+    /// Begins to watch; `None` where threads cannot be put before all others.
+    pub fn watch() -> Option<Self> {
+        let (gaps, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let mut witness = Self { gaps, stop, threads: Vec::new() };
+        let (told, hears) = std::sync::mpsc::channel();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        for cpu in 0..cpus {
+            let (gaps, stop, told) = (witness.gaps.clone(), witness.stop.clone(), told.clone());
+            witness.threads.push(std::thread::spawn(move || {
+                let first = goes_first(cpu);
+                let _ = told.send(first);
+                drop(told);
+                while first && !stop.load(Ordering::Relaxed) {
+                    let from = Instant::now();
+                    std::thread::sleep(BEAT);
+                    let to = Instant::now();
+                    if to - from > BEAT + TOLD_FROM {
+                        gaps.lock().expect("lock").push((from, to));
+                    }
+                }
+            }));
+        }
+        drop(told);
+        hears.iter().all(|first| first).then_some(witness)
+    }
+
+    /// The longest of the machine's own gaps that overlaps this time.
+    ///
+    /// # Panics
+    /// Where a watching thread panicked.
+    pub fn longest(&self, from: Instant, to: Instant) -> Duration {
+        let gaps = self.gaps.lock().expect("lock");
+        let within = gaps.iter().filter(|(began, ended)| *began < to && *ended > from);
+        within.map(|(began, ended)| *ended - *began).max().unwrap_or_default()
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Puts the calling thread on one CPU, before all others.
+fn goes_first(cpu: usize) -> bool {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    let id = gettid().as_raw_nonzero().to_string();
+    let mut chrt = Command::new("chrt");
+    chrt.args(["--fifo", "--pid", "50", &id]).stdout(Stdio::null()).stderr(Stdio::null());
+    sched_setaffinity(None, &only).is_ok() && chrt.status().is_ok_and(|status| status.success())
+}
