@@ -45,6 +45,9 @@ const ROOM_AGAIN: Duration = Duration::from_millis(2);
 /// By so much a guess of a thread's deadline may be too late, where its period is not
 /// short; a 32nd of it where it is.
 const GUESS: Duration = Duration::from_millis(1);
+/// For so long nobody is promised less because of a thread that left the class just
+/// before, and keeps its bandwidth until its deadline.
+const LEAVES_WITHIN: Duration = Duration::from_millis(200);
 /// The longest time between two ticks (HZ=100): a thread may overrun that much.
 const TICK: Duration = Duration::from_millis(10);
 /// The run time of a thread that runs may be old by so much.
@@ -130,8 +133,9 @@ impl Hold {
         let threads = tasks.iter().map(|task| Held::new(*task, max)).collect();
         let look_at = Instant::now();
         let mut hold = Self { period, min, max, means, threads, group, look_at };
+        let patience = look_at + LEAVES_WITHIN;
         for index in 0..hold.threads.len() {
-            hold.begin(index)?;
+            hold.begin(index, patience)?;
         }
         if hold.means != Means::Weight {
             helpers.iter().for_each(|task| raise(*task));
@@ -140,17 +144,18 @@ impl Hold {
         Ok(hold)
     }
 
-    fn begin(&mut self, index: usize) -> Result<(), QosError> {
+    fn begin(&mut self, index: usize, patience: Instant) -> Result<(), QosError> {
         loop {
-            let error = match self.put(index) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
+            let Err(error) = self.put(index) else { return Ok(()) };
+            let is_busy = errno(&error) == Some(Errno::BUSY);
             let less = self.threads[index].runtime / 2;
-            if errno(&error) != Some(Errno::BUSY) || less < self.min {
+            if is_busy && Instant::now() < patience {
+                std::thread::sleep(ROOM_AGAIN);
+            } else if is_busy && less >= self.min {
+                self.threads[index].runtime = less;
+            } else {
                 return Err(self.explain(error));
             }
-            self.threads[index].runtime = less;
         }
     }
 
