@@ -4,6 +4,7 @@
 mod common;
 
 use common::{HeldCheckpoint, assert_exact};
+use dewar_kernel::{Pid, ProcessHandle, known_userfaultfd_of};
 use dewar_testkit::{GuestSpec, Lab, TestGuest};
 use serde_json::Value;
 
@@ -92,6 +93,14 @@ fn images_outlive_those_they_were_taken_on() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Where a guest's QEMU has its RAM file mapped.
+fn memory_start(lab: &Lab, name: &str) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", lab.pid(name).expect("pid")));
+    let maps = maps.expect("maps");
+    let line = maps.lines().find(|line| line.contains("/dewar-")).expect("RAM");
+    u64::from_str_radix(line.split('-').next().expect("start"), 16).expect("a number")
+}
+
 #[test]
 fn lost_tracking_is_noticed() {
     let lab = common::lab();
@@ -119,6 +128,22 @@ fn lost_tracking_is_noticed() {
     let told = assert_exact(&lab, &mut guest, "after another root");
     assert_eq!(told["tracked"], false, "{told}");
     assert_eq!(told["parent"], before["checkpoint"]);
+    guest.console.ask("verify").expect("consistent");
+
+    // A tool that ended the tracking of a part of the memory.
+    let tracker = lab.root().join("guests/g/tracking.json");
+    let tracking: Value =
+        serde_json::from_slice(&std::fs::read(tracker).expect("tracking")).expect("JSON");
+    let process = ProcessHandle::open(Pid(lab.pid("g").expect("pid"))).expect("process");
+    let uffd = known_userfaultfd_of(&process, number(&tracking["tracker"])).expect("traced");
+    let uffd = uffd.expect("it is there");
+    let start = memory_start(&lab, "g") + (32 << 20);
+    uffd.unregister(&(start..start + (64 << 10))).expect("unregister");
+    drop((uffd, process));
+    let told = assert_exact(&lab, &mut guest, "after a part was let go");
+    assert_eq!(told["tracked"], false, "{told}");
+    let told = assert_exact(&lab, &mut guest, "tracked again");
+    assert_eq!(told["tracked"], true, "{told}");
     guest.console.ask("verify").expect("consistent");
 
     // Another process, restored: compared with the image that it came from.
