@@ -11,10 +11,12 @@
 //! its image's record is there. What an image that is being written shares with others
 //! these need too, and it keeps them from being deleted until its own record is there.
 //!
-//! A lease whose writer is dead counts for nothing, and is removed at the end.
+//! What only a lease names whose writer is dead is removed with it, at the end: by
+//! who holds that lease, and looks anew. A number may be given out again
+//! (the module `lease` tells when).
 //!
 //! **Dirty stores.** Of pages that lie there one by one, those of an image are
-//! freed together, when no record and no lease names them.
+//! freed together, when no record and no living writer's lease names them.
 //!
 //! **Beside readers.** A segment is replaced in one step (rename); who has the
 //! old file open goes on reading it.
@@ -66,6 +68,7 @@ pub fn collect(
     let existing = segments_in(store)?;
     let disks = store.backend().list(DISKS)?;
     let leased = lease::named_by_the_living(store.backend())?;
+    let swept = lease::named(store.backend())?;
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
     let images = needed.images;
@@ -79,7 +82,7 @@ pub fn collect(
         if !needed.named.contains(&number) {
             collected.segments_removed += 1;
             collected.bytes_freed += bytes;
-            if !dry_run {
+            if !dry_run && !swept.contains(&segment_name(number)) {
                 store.backend().remove(&segment_name(number))?;
             }
             continue;
@@ -99,29 +102,26 @@ pub fn collect(
         }
         collected.disks_removed += 1;
         collected.bytes_freed += bytes;
-        if !dry_run {
+        if !dry_run && !swept.contains(&object) {
             store.backend().remove(&object)?;
         }
     }
-    if !dry_run {
-        store.backend().settle(FOLDER)?;
-        store.backend().settle(DISKS)?;
-    }
-    // What was freed before is told in any case.
+    // What was freed is told also where a dirty store is away.
     match collect_dirty(store, &needed.sources, dry_run) {
         Ok(removed) => collected.dirty_removed = removed,
         Err(why) => collected.dirty_problem = Some(why.to_string()),
     }
     if !dry_run {
-        // Leases of the dead, whose objects are gone by now.
         store.sweep()?;
+        store.backend().settle(FOLDER)?;
+        store.backend().settle(DISKS)?;
     }
     Ok(collected)
 }
 
 /// Frees, in every dirty store that is known of, what no image needs.
 ///
-/// A writer takes its lease before its first page is there and keeps it until
+/// A writer takes its lease before its first page is there and holds it until
 /// its record is: so an image that is found there and has neither afterwards
 /// will never have either. What a newer image shares is needed by one before.
 /// One server may be known by several URLs: an image that is named with any of

@@ -415,3 +415,24 @@ fn right_frames_in_wrong_places_are_refused() {
         .expect("copy");
     assert!(store.open_image(&record.id).is_err());
 }
+
+#[test]
+fn a_number_that_is_given_out_again_meanwhile_is_not_collected() {
+    let (folder, store) = new_store();
+    write_image(&store);
+    // As in a folder that was copied while it was written to: a lease whose writer is
+    // dead, and its segment, of which the counter does not know.
+    let root = folder.path().join("store");
+    let next = fs::read_to_string(root.join("next-segment")).expect("counter");
+    let name = format!("segments/{:016x}.seg", next.trim().parse::<u64>().expect("a number"));
+    fs::write(root.join(&name), "half a segment").expect("write");
+    fs::write(root.join("writers/c00000000000e.lease"), format!("{name}\n")).expect("write");
+    let mut image = None;
+    collect(&store, false, |_, _| {
+        image.get_or_insert_with(|| write_image(&store));
+    })
+    .expect("gc");
+    let image = image.expect("written");
+    assert!(root.join(&name).exists(), "{:?}", image.segments);
+    read_back(&store, &image.id).expect("read back");
+}

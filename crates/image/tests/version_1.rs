@@ -223,6 +223,9 @@ fn zstandard_fingerprints_and_disks_of_version_1_are_read() {
     let folder = copy_of("v1-zstd");
     let record = read_zstd(&open(folder.path()));
     assert_eq!(record.disks[0].below.len(), 1);
+    let segment = std::fs::read(data("v1-zstd/segments/0000000000000001.seg")).expect("segment");
+    let magic = [0x28, 0xb5, 0x2f, 0xfd];
+    assert!(segment.windows(4).any(|bytes| bytes == magic), "a Zstandard frame (RFC 8878)");
 }
 
 #[test]
