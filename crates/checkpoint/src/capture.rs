@@ -293,7 +293,7 @@ fn stop_and_capture(
     observer.step(Step::Stopped);
     let device_state = guest.save_state()?;
     observer.step(Step::StateSaved);
-    captures.capture_stopped(&tracker.look(cores())?, ram, writer, cores())?;
+    captures.capture_stopped(&tracker.look(cores())?, ram, writer)?;
     observer.step(Step::Captured);
     guest.resume()?;
     let pause = began.elapsed();

@@ -156,14 +156,13 @@ impl<'t> Captures<'t> {
         pages: &PageSet,
         ram: &Ram,
         writer: &ImageWriter<'_>,
-        threads: usize,
     ) -> Result<(), CheckpointError> {
         if let Some(last) = self.hot.back_mut() {
             last.union_with(pages);
         }
         self.stopped = pages.count();
         writer.expect(pages);
-        let left_over = self.buffer.capture(ram, pages, 1.0, threads);
+        let left_over = self.buffer.capture(ram, pages, 1.0, cores());
         if left_over.is_empty() {
             return Ok(());
         }
@@ -227,15 +226,17 @@ pub(crate) fn run<'t>(
             if flushed && (is_small || stubborn >= STUBBORN_EPOCHS) {
                 break;
             }
-            if flushed {
-                continue;
+            if !flushed {
+                // The pause must neither wait for the disk nor for fresh memory.
+                guest.flush()?;
+                observer.step(Step::Flushed);
+                flushed = true;
+                stubborn = 0;
             }
-            // The pause must neither wait for the disk nor for fresh memory.
-            guest.flush()?;
+        }
+        if flushed {
+            // The next epoch may use half of it.
             captures.buffer.reserve(2 * count as usize + 4096);
-            observer.step(Step::Flushed);
-            flushed = true;
-            stubborn = 0;
         }
     }
     overflow.finish()?;
