@@ -1,7 +1,7 @@
-//! What the machine itself takes from everybody: a virtual one's host may give
-//! its CPUs to others, and then no program on it runs.
+//! When a CPU was away for all programs: a virtual machine's host may give it to
+//! others, and the kernel may not let go of it.
 
-use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,8 +27,8 @@ impl Witness {
         let (gaps, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let mut witness = Self { gaps, stop, threads: Vec::new() };
         let (told, hears) = std::sync::mpsc::channel();
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        for cpu in 0..cpus {
+        let ours = sched_getaffinity(None).ok()?;
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| ours.is_set(*cpu)) {
             let (gaps, stop, told) = (witness.gaps.clone(), witness.stop.clone(), told.clone());
             witness.threads.push(std::thread::spawn(move || {
                 let first = goes_first(cpu);
@@ -39,7 +39,7 @@ impl Witness {
                     std::thread::sleep(BEAT);
                     let to = Instant::now();
                     if to - from > BEAT + TOLD_FROM {
-                        gaps.lock().expect("lock").push((from, to));
+                        gaps.lock().expect("lock").push((from + BEAT, to));
                     }
                 }
             }));
@@ -48,14 +48,16 @@ impl Witness {
         hears.iter().all(|first| first).then_some(witness)
     }
 
-    /// The longest of the machine's own gaps that overlaps this time.
+    /// How long a CPU was away at most between two instants.
     ///
     /// # Panics
     /// Where a watching thread panicked.
     pub fn longest(&self, from: Instant, to: Instant) -> Duration {
         let gaps = self.gaps.lock().expect("lock");
-        let within = gaps.iter().filter(|(began, ended)| *began < to && *ended > from);
-        within.map(|(began, ended)| *ended - *began).max().unwrap_or_default()
+        let within = |(began, ended): &(Instant, Instant)| {
+            (*ended).min(to).saturating_duration_since((*began).max(from))
+        };
+        gaps.iter().map(within).max().unwrap_or_default()
     }
 }
 

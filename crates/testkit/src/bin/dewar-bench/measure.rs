@@ -24,8 +24,10 @@ pub struct Figures {
     /// That gap, and how long after the command's start it began.
     pub gap_ms: f64,
     pub gap_at_ms: f64,
-    /// The longest time that the machine itself took from everybody in that gap.
-    pub machine_ms: Option<f64>,
+    /// How long a CPU was away for all programs in that gap.
+    pub away_ms: Option<f64>,
+    /// The longest gap without a checkpoint.
+    pub quiet_ms: f64,
     /// What the tool itself says that the pause was.
     pub own_pause_ms: f64,
     pub total_s: f64,
@@ -127,16 +129,19 @@ impl Subject {
             + (cpu_of_children() - children_cpu);
         let heart = self.heart.as_ref().context("a heartbeat")?;
         let Beats { longest_gap: gap, gap_from, .. } = heart.between(from, to);
-        let machine = self.witness.as_ref().map(|it| it.longest(gap_from, gap_from + gap));
+        let away = self.witness.as_ref().map(|it| it.longest(gap_from, gap_from + gap));
         std::thread::sleep(SETTLES);
         let quiet_from = Instant::now();
         std::thread::sleep(total);
-        let quiet = heart.between(quiet_from, Instant::now()).longest_gap;
+        let Beats { count: beats, longest_gap: quiet, .. } =
+            heart.between(quiet_from, Instant::now());
+        anyhow::ensure!(beats > 0, "no heartbeat after the checkpoint");
         Ok(Figures {
             pause_ms: millis(gap.saturating_sub(quiet)),
             gap_ms: millis(gap),
             gap_at_ms: millis(gap_from - from),
-            machine_ms: machine.map(millis),
+            away_ms: away.map(millis),
+            quiet_ms: millis(quiet),
             own_pause_ms,
             total_s: total.as_secs_f64(),
             writes_lost: (usual * window - (done - count) as f64).max(0.0),

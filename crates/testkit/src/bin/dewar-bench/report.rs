@@ -70,7 +70,7 @@ pub fn save(out: &Path, rows: &[Row], run_cost: &[(f64, f64)]) -> Result<()> {
                 json!({
                     "pause_ms": it.pause_ms, "own_pause_ms": it.own_pause_ms,
                     "gap_ms": it.gap_ms, "gap_at_ms": it.gap_at_ms,
-                    "machine_ms": it.machine_ms, "stages": it.stages,
+                    "quiet_ms": it.quiet_ms, "away_ms": it.away_ms, "stages": it.stages,
                     "total_s": it.total_s, "writes_lost": it.writes_lost,
                     "stored_bytes": it.stored_bytes, "cpu_s": it.cpu_s,
                     "first_beat_ms": it.first_beat_ms, "full_speed_ms": it.full_speed_ms,
