@@ -1,5 +1,11 @@
 //! Captured pages on their way to the image: one slot a page, so that a newer
 //! copy replaces an older.
+//!
+//! Fresh memory can take longer to get than a page takes to copy, several times
+//! as long where the host's own host backs it when it is first touched. So what
+//! the pause will need is got before and set aside: epochs, which have time, get
+//! theirs when they need it. Were it to be got again after each epoch that used
+//! some, the guest could write more meanwhile than was got.
 
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
@@ -7,6 +13,8 @@ use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
 /// Slots that are allocated together: 4 MiB.
 const CHUNK_SLOTS: usize = 1024;
 const NO_SLOT: u32 = u32::MAX;
+/// Share of the limit that epochs may fill; the rest is for the pause.
+const EPOCH_SHARE: f64 = 0.75;
 
 /// A bounded buffer of pages, keyed by page.
 #[derive(Debug)]
@@ -16,6 +24,8 @@ pub(crate) struct CaptureBuffer {
     /// Which pages are held.
     held: PageSet,
     chunks: Vec<Vec<u8>>,
+    /// Chunks with memory behind them, for the pause.
+    set_aside: Vec<Vec<u8>>,
     used: usize,
     limit: usize,
 }
@@ -30,6 +40,7 @@ impl CaptureBuffer {
             slots: vec![NO_SLOT; pages as usize],
             held: PageSet::new(pages),
             chunks: Vec::new(),
+            set_aside: Vec::new(),
             used: 0,
             limit: limit.min(pages as usize),
         }
@@ -40,27 +51,52 @@ impl CaptureBuffer {
         &self.held
     }
 
-    /// Makes room for `more` pages without page faults later.
-    pub(crate) fn reserve(&mut self, more: usize) {
-        let wanted = (self.used + more).min(self.limit).div_ceil(CHUNK_SLOTS);
-        while self.chunks.len() < wanted {
+    /// Sets memory aside for a pause that copies `pages`, as far as the limit
+    /// leaves it to the pause.
+    pub(crate) fn set_aside(&mut self, pages: usize) {
+        let wanted = pages.min(self.limit - self.epochs_limit()).div_ceil(CHUNK_SLOTS);
+        while self.set_aside.len() < wanted {
             let mut chunk = vec![0; CHUNK_SLOTS * PAGE_BYTES];
             // Zeros from the kernel have no memory behind them until written.
             chunk.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
-            self.chunks.push(chunk);
+            self.set_aside.push(chunk);
         }
     }
 
-    /// Copies `pages` out of `ram` with `threads` threads, as far as slots
-    /// reach below `fill` (a share of the limit). Returns those left over.
+    fn epochs_limit(&self) -> usize {
+        (self.limit as f64 * EPOCH_SHARE) as usize
+    }
+
+    /// Copies `pages` out of `ram` while the guest runs, on all of `threads`
+    /// threads. Returns those that there was no room for.
     pub(crate) fn capture(
         &mut self,
         ram: &Ram,
         pages: &PageSet,
-        fill: f64,
         threads: usize,
     ) -> Vec<PageNumber> {
-        let bound = (self.limit as f64 * fill) as usize;
+        self.copy(ram, pages, self.epochs_limit(), threads)
+    }
+
+    /// The same in the pause.
+    pub(crate) fn capture_stopped(
+        &mut self,
+        ram: &Ram,
+        pages: &PageSet,
+        threads: usize,
+    ) -> Vec<PageNumber> {
+        self.chunks.append(&mut self.set_aside);
+        self.copy(ram, pages, self.limit, threads)
+    }
+
+    /// Copies pages, as far as slots reach below `bound`.
+    fn copy(
+        &mut self,
+        ram: &Ram,
+        pages: &PageSet,
+        bound: usize,
+        threads: usize,
+    ) -> Vec<PageNumber> {
         let mut groups: Vec<Group> = Vec::new();
         let mut left_over = Vec::new();
         for page in pages.iter() {
@@ -122,4 +158,52 @@ fn copy_groups(ram: &Ram, chunks: &mut [Vec<u8>], groups: Vec<Group>, threads: u
         }
         first.map(copy);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// Slots of the buffer, and pages of the guest.
+    const PAGES: usize = 8 * CHUNK_SLOTS;
+
+    fn ram() -> Ram {
+        let file = tempfile::tempfile().expect("file");
+        for page in 0..PAGES {
+            file.write_all_at(&[page as u8; PAGE_BYTES], (page * PAGE_BYTES) as u64)
+                .expect("write");
+        }
+        let mut ram = Ram::default();
+        ram.add("ram".to_owned(), file, (PAGES * PAGE_BYTES) as u64, 0).expect("region");
+        ram
+    }
+
+    fn pages(range: std::ops::Range<usize>) -> PageSet {
+        let mut set = PageSet::new(PAGES as u64);
+        for page in range {
+            set.insert(PageNumber(page as u64));
+        }
+        set
+    }
+
+    #[test]
+    fn what_is_set_aside_for_the_pause_is_left_by_epochs_and_within_the_limit() {
+        let ram = ram();
+        let mut buffer = CaptureBuffer::new(PAGES as u64, PAGES);
+        buffer.set_aside(PAGES);
+        // The share of the pause, not the whole.
+        let share = PAGES / 4 / CHUNK_SLOTS;
+        assert_eq!(buffer.set_aside.len(), share);
+        let left_over = buffer.capture(&ram, &pages(0..PAGES), 2);
+        assert_eq!(left_over.len(), PAGES / 4);
+        assert_eq!((buffer.chunks.len(), buffer.set_aside.len()), (8 - share, share));
+
+        let left_over = buffer.capture_stopped(&ram, &pages(0..PAGES), 2);
+        assert!(left_over.is_empty());
+        assert_eq!(buffer.chunks.len(), 8, "no memory but that which was set aside");
+        for page in 0..PAGES {
+            assert_eq!(buffer.page(PageNumber(page as u64)), [page as u8; PAGE_BYTES]);
+        }
+    }
 }

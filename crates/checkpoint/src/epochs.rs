@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 /// What a pause costs before the first page is copied: stop, disk transaction,
 /// device state, go on.
 const FIXED_PAUSE: Duration = Duration::from_millis(14);
-/// Share of the buffer that epochs may fill; the rest is for the pause.
-const EPOCH_SHARE: f64 = 0.75;
 /// Epochs after which a guest that writes too fast is stopped anyway.
 const MOST_EPOCHS: usize = 40;
 /// How long a guest that stands still waits for a store that is away.
@@ -71,19 +69,6 @@ impl<'t> Captures<'t> {
         }
     }
 
-    /// Copies pages; those that the buffer has no room for go to `overflow`.
-    fn copy(
-        &mut self,
-        pages: &PageSet,
-        ram: &Ram,
-        overflow: &mut Overflow<'_, '_>,
-        fill: f64,
-        threads: usize,
-    ) -> Result<(), CheckpointError> {
-        let left_over = self.buffer.capture(ram, pages, fill, threads);
-        self.put_elsewhere(&left_over, ram, overflow)
-    }
-
     /// Puts pages that the buffer has no room for.
     fn put_elsewhere(
         &mut self,
@@ -109,7 +94,8 @@ impl<'t> Captures<'t> {
         overflow: &mut Overflow<'_, '_>,
     ) -> Result<(), CheckpointError> {
         writer.expect(lease.pages());
-        self.copy(lease.pages(), ram, overflow, EPOCH_SHARE, cores())?;
+        let left_over = self.buffer.capture(ram, lease.pages(), cores());
+        self.put_elsewhere(&left_over, ram, overflow)?;
         self.owe(lease);
         Ok(())
     }
@@ -162,7 +148,7 @@ impl<'t> Captures<'t> {
         }
         self.stopped = pages.count();
         writer.expect(pages);
-        let left_over = self.buffer.capture(ram, pages, 1.0, cores());
+        let left_over = self.buffer.capture_stopped(ram, pages, cores());
         if left_over.is_empty() {
             return Ok(());
         }
@@ -228,15 +214,12 @@ pub(crate) fn run<'t>(
             }
             if !flushed {
                 // The pause must neither wait for the disk nor for fresh memory.
+                captures.buffer.set_aside(2 * count as usize + 4096);
                 guest.flush()?;
                 observer.step(Step::Flushed);
                 flushed = true;
                 stubborn = 0;
             }
-        }
-        if flushed {
-            // The next epoch may use half of it.
-            captures.buffer.reserve(2 * count as usize + 4096);
         }
     }
     overflow.finish()?;
