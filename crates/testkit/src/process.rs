@@ -1,4 +1,5 @@
 use rustix::process::{Pid, Signal, kill_process};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The letter of a process's or a thread's state (proc_pid_stat(5)).
@@ -50,4 +51,13 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
 /// Where it has not within 20 s.
 pub fn wait_while_alive(pid: i32) {
     wait_until(&format!("the end of process {pid}"), Duration::from_secs(20), || !is_alive(pid));
+}
+
+/// Lets a thread of this process go before all others (`SCHED_FIFO`); false
+/// where that is not allowed.
+pub(crate) fn put_before_others(thread: Pid) -> bool {
+    let id = thread.as_raw_nonzero().to_string();
+    let mut chrt = Command::new("chrt");
+    chrt.args(["--fifo", "--pid", "50", &id]).stdout(Stdio::null()).stderr(Stdio::null());
+    chrt.status().is_ok_and(|status| status.success())
 }

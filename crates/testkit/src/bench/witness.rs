@@ -1,8 +1,8 @@
 //! When a CPU was away for all programs: a virtual machine's host may give it to
 //! others, and the kernel may not let go of it.
 
+use crate::process::put_before_others;
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -74,8 +74,5 @@ impl Drop for Witness {
 fn goes_first(cpu: usize) -> bool {
     let mut only = CpuSet::new();
     only.set(cpu);
-    let id = gettid().as_raw_nonzero().to_string();
-    let mut chrt = Command::new("chrt");
-    chrt.args(["--fifo", "--pid", "50", &id]).stdout(Stdio::null()).stderr(Stdio::null());
-    sched_setaffinity(None, &only).is_ok() && chrt.status().is_ok_and(|status| status.success())
+    sched_setaffinity(None, &only).is_ok() && put_before_others(gettid())
 }
