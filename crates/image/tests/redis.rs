@@ -107,6 +107,28 @@ fn a_server_that_restarts_is_waited_for() {
 }
 
 #[test]
+fn a_node_that_comes_back_is_waited_for() {
+    let mut cluster = RedisCluster::start().expect("cluster");
+    let store = open(&cluster.url()).expect("store");
+    let first = write_image(&store);
+    let second = std::thread::scope(|scope| {
+        let node = &mut cluster.nodes[1];
+        node.kill().expect("kill");
+        scope.spawn(|| {
+            // Long enough for the others to miss it.
+            std::thread::sleep(Duration::from_secs(2));
+            node.start_again().expect("start");
+        });
+        write_image(&store)
+    });
+    cluster.wait_whole();
+    for image in [first, second] {
+        read_back(&store, &image.id).expect("read back");
+        verify(&store, &image.id, |_, _| {}).expect("verify");
+    }
+}
+
+#[test]
 fn who_let_go_after_a_restart_holds_nothing() {
     let mut server = RedisServer::start(&[]).expect("redis");
     let store = open(&server.url()).expect("open");
