@@ -380,6 +380,75 @@ fn a_guest_that_stands_still_stands_still_afterwards() {
         "node,memdev=m0",
         "-numa",
         "node,memdev=m1",
+/// Devices without a name, by their paths.
+fn nameless(qmp: &mut Qmp) -> Vec<String> {
+    let below = "/machine/peripheral-anon";
+    let all = qmp.execute("qom-list", json!({"path": below})).expect("qom-list");
+    let all = all.as_array().expect("list").iter().filter(|it| it["type"] != "string");
+    all.filter_map(|it| Some(format!("{below}/{}", it["name"].as_str()?))).collect()
+}
+
+#[test]
+fn only_a_device_that_could_be_plugged_in_again_goes_along() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    let ports =
+        ["rp1", "rp2", "rp3"].map(|id| format!("pcie-root-port,id={id},chassis={}", &id[2..]));
+    let devices = ["virtio-rng-pci,bus=rp1", "virtio-rng-pci,id=named,bus=rp2"].map(str::to_owned);
+    let mut extra = vec!["-qmp".to_owned(), format!("unix:{},server=on,wait=off", user.display())];
+    for device in ports.into_iter().chain(devices) {
+        extra.extend(["-device".to_owned(), device]);
+    }
+    let mut guest = lab.run("g", &spec(&words(&extra))).expect("guest");
+    guest.console.ask("check 2000 1").expect("check");
+    let ask = |command: &str, arguments| {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    };
+    let unplug = |id: &str| {
+        ask("device_del", json!({"id": id}));
+        dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
+            let mut qmp = Qmp::connect(&user).expect("QMP");
+            qmp.execute("qom-get", json!({"path": path_of(id), "property": "type"})).is_err()
+        });
+    };
+    let other = other();
+    let refused = |why: &[&str]| {
+        for verb in
+            [&["upgrade", "g", "--qemu", &other][..], &["freeze", "g"], &["checkpoint", "g"]]
+        {
+            lab.dewar(verb).failed(4, why);
+        }
+        assert_eq!(lab.ps("g").expect("listed")["state"], "running");
+    };
+    let given = nameless(&mut Qmp::connect(&user).expect("QMP"));
+    ask("device_add", json!({"driver": "virtio-balloon-pci", "bus": "rp3"}));
+    refused(&["virtio-balloon-pci", "without an id"]);
+    let now = nameless(&mut Qmp::connect(&user).expect("QMP"));
+    unplug(now.iter().find(|path| !given.contains(path)).expect("plugged in"));
+    // Under a name of the command line, but another.
+    unplug("named");
+    ask("device_add", json!({"driver": "virtio-balloon-pci", "id": "named", "bus": "rp2"}));
+    upgrade(&lab, &mut guest, &[]);
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    let kind = ask("qom-get", json!({"path": path_of("named"), "property": "type"}));
+    assert_eq!(kind, "virtio-balloon-pci");
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    let rng = given
+        .iter()
+        .find(|path| ask("qom-get", json!({"path": path, "property": "type"})) == "virtio-rng-pci");
+    unplug(rng.expect("given"));
+    refused(&["has no id", "unplugged"]);
+    guest.console.ask("verify").expect("consistent");
+}
+
+/// Where QEMU keeps a device.
+fn path_of(id: &str) -> String {
+    if id.starts_with('/') { id.to_owned() } else { format!("/machine/peripheral/{id}") }
+}
+
         "-daemonize",
         "-qmp",
         &format!("unix:{},server=on,wait=off", user.display()),

@@ -42,6 +42,7 @@ mod holder;
 mod moving;
 mod plan;
 mod roms;
+mod plugged;
 mod tap;
 
 pub(crate) use current::current_line;

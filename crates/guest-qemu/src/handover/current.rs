@@ -1,56 +1,12 @@
 //! The command line of a guest as it is now: the one that it was started with, less
 //! what was unplugged, and with what was plugged in, by QEMU's own word.
-//!
-//! QEMU tells all properties of a device, not which of them somebody set. Those
-//! that people set ([`PROPERTIES`]) are given again where they differ from their
-//! defaults. What is missed shows when the new QEMU loads the device's state: it
-//! refuses one that does not fit. An upgrade then leaves the guest where it is; of a
-//! frozen guest or a checkpoint it shows when it is brought back.
 
 use super::forwards::monitor;
+use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
-
-/// Properties of devices that people set.
-const PROPERTIES: [&str; 35] = [
-    "addr",
-    "bootindex",
-    "channel",
-    "chardev",
-    "chassis",
-    "core-id",
-    "die-id",
-    "disable-legacy",
-    "disable-modern",
-    "discard_granularity",
-    "drive",
-    "iothread",
-    "logical_block_size",
-    "lun",
-    "mac",
-    "max_ports",
-    "mq",
-    "multifunction",
-    "name",
-    "netdev",
-    "nr",
-    "num-queues",
-    "physical_block_size",
-    "port",
-    "queue-size",
-    "rombar",
-    "romfile",
-    "romsize",
-    "scsi-id",
-    "serial",
-    "share-rw",
-    "slot",
-    "socket-id",
-    "thread-id",
-    "vectors",
-];
 
 /// Why it is not known how a guest could be started as it is now.
 #[derive(Debug, thiserror::Error)]
@@ -74,26 +30,30 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         // What is in that file would count as plugged in.
         return Ok(line.to_vec());
     }
-    let plugged = plugged(qmp)?;
+    let plugged = devices(qmp)?;
+    let given = |device: &&Device| !device.came_later;
     let there = There {
-        devices: plugged.iter().map(|(id, _)| id.clone()).collect(),
+        devices: plugged.iter().filter(given).map(|device| device.id.clone()).collect(),
         netdevs: netdevs(qmp)?,
         nodes: block_names(qmp)?,
     };
     let mut now = Vec::new();
     let mut known = Vec::new();
+    let mut nameless = 0;
     for argument in arguments(line) {
         let id = id_of(&argument);
+        nameless += usize::from(argument.name == "device" && id.is_none());
         let words = 1 + usize::from(!argument.name.is_empty() && argument.value.is_some());
         if id.as_ref().is_none_or(|(_, id)| there.has(&argument, id)) {
             now.extend_from_slice(&line[argument.at..argument.at + words]);
             known.extend(id);
         }
     }
+    refuse_nameless(qmp, nameless)?;
     let mut added = Vec::new();
-    for (id, kind) in &plugged {
-        if !known.contains(&(Names::Devices, id.clone())) {
-            added.push(device(qmp, id, kind)?);
+    for device in &plugged {
+        if !known.contains(&(Names::Devices, device.id.clone())) {
+            added.push(arguments_of(qmp, device)?);
         }
     }
     for device in hosts_first(added) {
@@ -159,11 +119,28 @@ impl There {
     fn has(&self, argument: &Argument<'_>, id: &str) -> bool {
         match argument.name {
             "device" => self.devices.iter().any(|it| it == id),
-            "netdev" => self.netdevs.iter().any(|(it, _)| it == id),
+            "netdev" => self.netdevs.iter().any(|(it, told)| it == id && is_kind(argument, told)),
             "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
             _ => true,
         }
     }
+}
+
+/// Whether what is told of a network backend can be of this option; if not, another of
+/// its name came in its place.
+fn is_kind(option: &Argument<'_>, told: &str) -> bool {
+    let options = option.value.and_then(|value| Properties::parse(value).ok());
+    let kind = options.and_then(|options| options.get("type", "type"));
+    let is_tap = |kind: &str| ["tap", "bridge"].contains(&kind);
+    match (kind, part_of(told, "type=")) {
+        (Some(kind), Some(told)) => kind == told || is_tap(&kind) && is_tap(told),
+        _ => true,
+    }
+}
+
+/// What is told of a network backend under `key`.
+fn part_of<'t>(told: &'t str, key: &str) -> Option<&'t str> {
+    told.split(',').find_map(|part| part.strip_prefix(key))
 }
 
 /// What shares its names with nothing else.
@@ -189,16 +166,6 @@ fn id_of(argument: &Argument<'_>) -> Option<(Names, String)> {
         _ => return None,
     };
     Some((names, options.get(key, "")?))
-}
-
-/// Devices with a name: it, and their kind.
-fn plugged(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
-    let all = qmp.execute("qom-list", json!({"path": "/machine/peripheral"}))?;
-    let child = |entry: &Value| {
-        let kind = entry["type"].as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
-        Some((entry["name"].as_str()?.to_owned(), kind.to_owned()))
-    };
-    Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
 }
 
 /// Network backends and what is told of them.
@@ -231,60 +198,15 @@ fn block_names(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
     Ok([named(&nodes, "node-name"), named(&drives, "device")].concat())
 }
 
-/// A device that was plugged in, as `-device` takes it.
-fn device(qmp: &mut Qmp, id: &str, kind: &str) -> Result<Map<String, Value>, CurrentError> {
-    let path = format!("/machine/peripheral/{id}");
-    let mut get = |property: &str| {
-        let value = qmp.execute("qom-get", json!({"path": path, "property": property}));
-        value.unwrap_or(Value::Null)
-    };
-    let mut device = Map::new();
-    device.insert("driver".to_owned(), kind.into());
-    device.insert("id".to_owned(), id.into());
-    if let Some(bus) = get("parent_bus").as_str().and_then(last) {
-        device.insert("bus".to_owned(), bus.into());
-    }
-    let values: Vec<(&str, Value)> = PROPERTIES.iter().map(|name| (*name, get(name))).collect();
-    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
-    for (name, value) in values {
-        let Some(about) = told.as_array().into_iter().flatten().find(|it| it["name"] == name)
-        else {
-            continue;
-        };
-        let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
-        let value = match &value {
-            Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),
-            // QEMU 8.2 ends where it is given the number in which it tells it.
-            Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
-            other => other.clone(),
-        };
-        let unset = match &value {
-            Value::Null => true,
-            Value::String(text) => text.is_empty(),
-            Value::Number(number) => number.as_i64().is_some_and(|it| it < 0),
-            Value::Array(_) | Value::Object(_) => true,
-            Value::Bool(_) => false,
-        };
-        if !unset && about["default-value"] != value {
-            device.insert(name.to_owned(), value);
-        }
-    }
-    Ok(device)
-}
-
-/// A place on a PCI bus as people write it: slot and function.
-fn slot(place: u64) -> Value {
-    format!("{:x}.{}", place >> 3, place & 7).into()
-}
-
-/// The last part of a path in QEMU's object tree.
-fn last(path: &str) -> Option<&str> {
-    path.rsplit('/').next().filter(|name| !name.is_empty())
-}
-
 fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentError> {
-    let told = there.netdevs.iter().find(|(it, _)| it == id).map_or("", |(_, told)| told);
-    let part = |key: &str| told.split(',').find_map(|part| part.strip_prefix(key));
+    let all: Vec<&str> =
+        there.netdevs.iter().filter(|(it, _)| it == id).map(|(_, told)| told.as_str()).collect();
+    let told = match all[..] {
+        [told] => told,
+        // Each of several queues is told of.
+        _ => "",
+    };
+    let part = |key: &str| part_of(told, key);
     let options = match part("type=") {
         // Of one that came as a descriptor no name is told.
         Some("tap") if part("ifname=").is_some() => {
@@ -293,7 +215,11 @@ fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentEr
         }
         Some("user") => {
             let net = part("net=").map(|net| format!(",net={net}/24")).unwrap_or_default();
-            format!("user,id={id}{net}")
+            let restrict = match part("restrict=") {
+                Some("y" | "yes" | "on") => ",restrict=on",
+                _ => "",
+            };
+            format!("user,id={id}{net}{restrict}")
         }
         _ => {
             let why = format!("network backend '{id}' was added to it since");

@@ -1,0 +1,166 @@
+//! Devices, by QEMU's own word: which there are, which of them were plugged in
+//! since it started, and how they are plugged in again.
+//!
+//! QEMU tells all properties of a device, not which of them somebody set. Those
+//! that people set ([`PROPERTIES`]) are given again where they differ from their
+//! defaults. What is missed shows when the new QEMU loads the device's state: it
+//! refuses one that does not fit. An upgrade then leaves the guest where it is; of a
+//! frozen guest or a checkpoint it shows when it is brought back.
+
+use super::current::CurrentError;
+use crate::qmp::{Qmp, QmpError};
+use serde_json::{Map, Value, json};
+
+/// Where QEMU keeps devices with a name.
+const NAMED: &str = "/machine/peripheral";
+/// Where it keeps those without: it calls them `device[0]`, `device[1]` and so on.
+const NAMELESS: &str = "/machine/peripheral-anon";
+
+/// Properties of devices that people set.
+const PROPERTIES: [&str; 35] = [
+    "addr",
+    "bootindex",
+    "channel",
+    "chardev",
+    "chassis",
+    "core-id",
+    "die-id",
+    "disable-legacy",
+    "disable-modern",
+    "discard_granularity",
+    "drive",
+    "iothread",
+    "logical_block_size",
+    "lun",
+    "mac",
+    "max_ports",
+    "mq",
+    "multifunction",
+    "name",
+    "netdev",
+    "nr",
+    "num-queues",
+    "physical_block_size",
+    "port",
+    "queue-size",
+    "rombar",
+    "romfile",
+    "romsize",
+    "scsi-id",
+    "serial",
+    "share-rw",
+    "slot",
+    "socket-id",
+    "thread-id",
+    "vectors",
+];
+
+/// A device with a name.
+pub(super) struct Device {
+    pub(super) id: String,
+    kind: String,
+    /// Whether it came after QEMU had started: then what the command line says of
+    /// its name, if it does, is of one that was unplugged.
+    pub(super) came_later: bool,
+}
+
+/// Devices with a name.
+pub(super) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, QmpError> {
+    let mut found = Vec::new();
+    for (id, kind) in children(qmp, NAMED)? {
+        let came_later = came_later(qmp, &format!("{NAMED}/{id}"))?;
+        found.push(Device { id, kind, came_later });
+    }
+    Ok(found)
+}
+
+/// Refuses a guest whose devices without a name are others than the `given` ones, those
+/// of its command line: nobody could say how to plug them in again. Some options make
+/// such a device of their own, so there can be more than were given.
+pub(super) fn refuse_nameless(qmp: &mut Qmp, given: usize) -> Result<(), CurrentError> {
+    let there = children(qmp, NAMELESS)?;
+    for (name, kind) in &there {
+        if came_later(qmp, &format!("{NAMELESS}/{name}"))? {
+            let why = format!("a device ({kind}) was plugged into it without an id");
+            return Err(CurrentError::Unknown(why));
+        }
+    }
+    // They are counted from zero.
+    let has = |number: usize| there.iter().any(|(name, _)| *name == format!("device[{number}]"));
+    if there.len() < given || !(0..there.len()).all(has) {
+        let why = "a device of its command line that has no id was unplugged";
+        return Err(CurrentError::Unknown(why.to_owned()));
+    }
+    Ok(())
+}
+
+/// What is below a path, and its kind.
+fn children(qmp: &mut Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
+    let all = qmp.execute("qom-list", json!({"path": path}))?;
+    let child = |entry: &Value| {
+        let kind = entry["type"].as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
+        Some((entry["name"].as_str()?.to_owned(), kind.to_owned()))
+    };
+    Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
+}
+
+/// Whether a device was plugged in when QEMU had started.
+fn came_later(qmp: &mut Qmp, path: &str) -> Result<bool, QmpError> {
+    let asked = json!({"path": path, "property": "hotplugged"});
+    Ok(qmp.execute("qom-get", asked)? == true)
+}
+
+/// A device that was plugged in, as `-device` takes it.
+pub(super) fn arguments_of(
+    qmp: &mut Qmp,
+    device: &Device,
+) -> Result<Map<String, Value>, CurrentError> {
+    let Device { id, kind, .. } = device;
+    let path = format!("{NAMED}/{id}");
+    let mut get = |property: &str| {
+        let value = qmp.execute("qom-get", json!({"path": path, "property": property}));
+        value.unwrap_or(Value::Null)
+    };
+    let mut device = Map::new();
+    device.insert("driver".to_owned(), kind.clone().into());
+    device.insert("id".to_owned(), id.clone().into());
+    if let Some(bus) = get("parent_bus").as_str().and_then(last) {
+        device.insert("bus".to_owned(), bus.into());
+    }
+    let values: Vec<(&str, Value)> = PROPERTIES.iter().map(|name| (*name, get(name))).collect();
+    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
+    for (name, value) in values {
+        let Some(about) = told.as_array().into_iter().flatten().find(|it| it["name"] == name)
+        else {
+            continue;
+        };
+        let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
+        let value = match &value {
+            Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),
+            // QEMU 8.2 ends where it is given the number in which it tells it.
+            Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
+            other => other.clone(),
+        };
+        let unset = match &value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Number(number) => number.as_i64().is_some_and(|it| it < 0),
+            Value::Array(_) | Value::Object(_) => true,
+            Value::Bool(_) => false,
+        };
+        if !unset && about["default-value"] != value {
+            device.insert(name.to_owned(), value);
+        }
+    }
+    Ok(device)
+}
+
+/// A place on a PCI bus as people write it: slot and function.
+fn slot(place: u64) -> Value {
+    format!("{:x}.{}", place >> 3, place & 7).into()
+}
+
+/// The last part of a path in QEMU's object tree.
+fn last(path: &str) -> Option<&str> {
+    path.rsplit('/').next().filter(|name| !name.is_empty())
+}
