@@ -14,6 +14,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -82,6 +83,11 @@ fn what_users_hold_by_path_or_port_works_after_as_before() {
     guest.console.ask("net 10.0.2.15/24").expect("net");
     guest.console.ask("listen").expect("listen");
     fs::write(&log, "what was logged before\n").expect("log");
+    // Somebody lets others use them.
+    for path in [&user, &pid_file] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o646)).expect("rights");
+        std::os::unix::fs::chown(path, Some(1234), Some(4321)).expect("owner");
+    }
     // Without a word nobody's connections end.
     let other = other();
     lab.dewar(&["upgrade", "g", "--qemu", &other])
@@ -93,6 +99,14 @@ fn what_users_hold_by_path_or_port_works_after_as_before() {
         let pid = lab.pid("g").expect("pid");
         assert_ne!(pid, first);
         assert_eq!(fs::read_to_string(&pid_file).expect("pid file").trim(), pid.to_string());
+        for path in [&user, &pid_file] {
+            let data = fs::metadata(path).expect("there");
+            assert_eq!(
+                (data.mode() & 0o777, data.uid(), data.gid()),
+                (0o646, 1234, 4321),
+                "{path}"
+            );
+        }
         for socket in [&user, &monitor] {
             assert!(answers(Path::new(socket)), "{socket} in round {round}");
             assert!(!Path::new(&format!("{socket}~")).exists());
@@ -366,20 +380,6 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
     guest.console.ask("verify").expect("consistent");
 }
 
-#[test]
-fn a_guest_that_stands_still_stands_still_afterwards() {
-    let lab = common::lab();
-    let user = lab.path().join("user.qmp");
-    // Two RAM files, and a QEMU that puts itself in the background.
-    let spec = spec(&[
-        "-object",
-        "memory-backend-ram,id=m0,size=128M",
-        "-object",
-        "memory-backend-ram,id=m1,size=128M,prealloc=on",
-        "-numa",
-        "node,memdev=m0",
-        "-numa",
-        "node,memdev=m1",
 /// Devices without a name, by their paths.
 fn nameless(qmp: &mut Qmp) -> Vec<String> {
     let below = "/machine/peripheral-anon";
@@ -449,6 +449,20 @@ fn path_of(id: &str) -> String {
     if id.starts_with('/') { id.to_owned() } else { format!("/machine/peripheral/{id}") }
 }
 
+#[test]
+fn a_guest_that_stands_still_stands_still_afterwards() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    // Two RAM files, and a QEMU that puts itself in the background.
+    let spec = spec(&[
+        "-object",
+        "memory-backend-ram,id=m0,size=128M",
+        "-object",
+        "memory-backend-ram,id=m1,size=128M,prealloc=on",
+        "-numa",
+        "node,memdev=m0",
+        "-numa",
+        "node,memdev=m1",
         "-daemonize",
         "-qmp",
         &format!("unix:{},server=on,wait=off", user.display()),

@@ -43,6 +43,7 @@ mod moving;
 mod plan;
 mod roms;
 mod plugged;
+mod roms;
 mod tap;
 
 pub(crate) use current::current_line;
@@ -52,7 +53,8 @@ pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
 pub(crate) use plan::{
-    ASLEEP, named_ram, plan_on_its_ram, refuse_what_changed, refuse_what_is_under_way,
+    ASLEEP, named_ram, plan_on_its_ram, refuse_another_user, refuse_what_changed,
+    refuse_what_is_under_way,
 };
 
 use crate::cmdline::{Later, Rename};
@@ -64,9 +66,12 @@ use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use crate::state::{self, StateError};
 use dewar_guest::GuestError;
 use fate::{Fate, fate};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tap::TapHeader;
 
