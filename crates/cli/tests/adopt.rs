@@ -74,6 +74,13 @@ fn adopt_and_save(user: Option<&str>) {
         lab.dewar(&["checkpoint", "a"]).done();
         console.ask("verify").expect("consistent");
     }
+    if let Some(user) = user {
+        // Another QEMU would have root's rights.
+        for verb in ["upgrade", "freeze"] {
+            lab.dewar(&[verb, "a"]).failed(4, &[&format!("user {user}"), "as user 0"]);
+        }
+        console.ask("verify").expect("consistent");
+    }
     kill(child.id() as i32, Signal::KILL);
     child.wait().expect("wait");
     let _ = std::fs::remove_file(&ram);

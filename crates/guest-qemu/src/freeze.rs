@@ -57,6 +57,7 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     let name = record.name.clone();
     let unfit = |why: String| HandoverError::Unsupported(name.clone(), why);
     crate::handover::refuse_what_is_under_way(guest)?;
+    crate::handover::refuse_another_user(&record)?;
     record.arguments = current_line(&mut guest.qmp, &record.arguments)
         .map_err(|error| unfit(error.to_string()))?;
     if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {

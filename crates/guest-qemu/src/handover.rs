@@ -41,7 +41,6 @@ mod forwards;
 mod holder;
 mod moving;
 mod plan;
-mod roms;
 mod plugged;
 mod roms;
 mod tap;
@@ -241,6 +240,7 @@ fn forward(
         }
     }
     for Rename { aside, own } in &handover.renames {
+        own_alike(own, aside);
         match fs::rename(aside, own) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 problems.push(format!("{} has no new owner: {error}", own.display()));
@@ -265,6 +265,22 @@ fn forward(
     Journal::close(folder)?;
     folder.remove(FILE)?;
     Ok(Moved { record: next, downtime_ms, problems })
+}
+
+/// Gives what was made aside the owner and the rights of what it takes the place of:
+/// somebody may have let others use that socket.
+fn own_alike(own: &Path, aside: &Path) {
+    // The very file, whoever may put a link in its place meanwhile.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::open(aside, flags, Mode::empty());
+    let (Ok(before), Ok(made)) = (fs::symlink_metadata(own), made) else { return };
+    let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
+    let is_alike = |now: fs::Metadata| now.file_type() == before.file_type();
+    if fs::metadata(&path).is_ok_and(is_alike) {
+        // Where it may not, it is as after a restart.
+        let _ = std::os::unix::fs::chown(&path, Some(before.uid()), Some(before.gid()));
+        let _ = fs::set_permissions(&path, before.permissions());
+    }
 }
 
 /// Opens what the old QEMU has let go of; returns what was said against it.

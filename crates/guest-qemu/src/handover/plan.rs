@@ -46,6 +46,7 @@ impl Plan {
         let record = guest.record().clone();
         let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
         refuse_what_is_under_way(guest)?;
+        refuse_another_user(&record)?;
         let scratch = guest.folder.file("");
         let (qmp, process) = (&mut guest.qmp, &guest.process);
         let line =
@@ -97,6 +98,31 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
         return Ok(());
     };
     Err(HandoverError::Unsupported(guest.record().name.clone(), why))
+}
+
+/// That a QEMU that we start has the rights of the one that the guest has: one of root's in
+/// the place of a user's could do more than it should, and the other way round less than
+/// it must.
+pub(crate) fn refuse_another_user(record: &GuestRecord) -> Result<(), HandoverError> {
+    let says = |words: [&str; 2]| {
+        record.arguments.iter().any(|word| words.contains(&word.trim_start_matches('-')))
+    };
+    let user_of = |process: i32| {
+        let status = procfs::process::Process::new(process).and_then(|it| it.status());
+        status.ok().map(|status| status.euid)
+    };
+    let (theirs, ours) = (user_of(record.process.pid), rustix::process::geteuid().as_raw());
+    match theirs {
+        // It changes its user by itself.
+        Some(theirs) if theirs != ours && !says(["runas", "run-with"]) => {
+            let why = format!(
+                "its QEMU runs as user {theirs}, and another would run as user {ours}: do it as \
+                 that user"
+            );
+            Err(HandoverError::Unsupported(record.name.clone(), why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// That a guest is still what `line`, its present command line of a while ago, says:
