@@ -79,11 +79,11 @@ impl Plan {
             capabilities,
             parameters,
         };
-        handover.save(&guest.folder)?;
-        journal.save(&guest.folder)?;
+        let folder = guest.folder.clone();
         let keeper = TapKeeper::start(self.headers.1);
         let mut waiting = Waiting { guest, handover, new: None, _keeper: keeper, done: false };
-        let folder = waiting.guest.folder.clone();
+        waiting.handover.save(&folder)?;
+        journal.save(&folder)?;
         let log = folder.file("console.log");
         let launched = launch(&self.program, &self.run, &record.folder, &log, &socket, self.files)?;
         waiting.take(launched, self.bitmaps)?;
