@@ -4,6 +4,10 @@ use std::time::{Duration, Instant};
 /// How far behind a schedule may be before it begins anew.
 const HOPELESS: Duration = Duration::from_secs(1);
 
+/// The part of a period by which a job whose release nobody knows may be late: two
+/// clocks never agree.
+const UNSTEADY: u32 = 50;
+
 /// The schedule of a periodic program: job *n* is released at *n* periods from the
 /// start, and its deadline is the release of the next.
 #[derive(Debug)]
@@ -53,14 +57,23 @@ impl Pace {
     }
 
     /// Says that a job is done whose release nobody knows: it had a period from
-    /// when the one before was due. One that is early by more than a period moves
-    /// the schedule, so that nobody saves up time.
+    /// when the one before was due, or was done if that was later: a program that stood
+    /// still, or whose clock goes slower than ours, does not make up for it. One that is
+    /// early by more than a period moves the schedule, so that nobody saves up time.
     pub fn seen(&mut self) -> End {
         let now = Instant::now();
         if self.number == 0 || self.release > now + self.period {
             self.release = now;
         }
-        self.done()
+        let late = now.saturating_duration_since(self.release + self.period);
+        if late.is_zero() {
+            return self.done();
+        }
+        let is_missed = late > self.period / UNSTEADY;
+        let end = if is_missed { End::Missed(Some(late)) } else { End::Met(Duration::ZERO) };
+        self.tell(end);
+        self.release = now;
+        end
     }
 
     /// How many jobs there were, and how many missed their deadlines.
