@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -126,6 +126,32 @@ fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     assert!(near(cpu(low)) > 40, "{seen:?}");
     assert!(seen.iter().all(|it| *it <= Duration::from_micros(26_700)), "beyond --max: {seen:?}");
     assert_eq!(before.reservation, None);
+}
+
+#[test]
+fn a_thread_that_has_no_jobs_makes_room_for_one_that_works() {
+    let (_alone, lab) = alone();
+    let shell = "read go; while :; do :; done & wait";
+    let mut child =
+        Command::new("sh").args(["-c", shell]).stdin(Stdio::piped()).spawn().expect("sh");
+    let waits = main_thread(child.id() as i32);
+    // Nobody is busy yet.
+    qos(&lab, "p", waits.process, &[]).done();
+    assert!(runtime(waits).is_some());
+    child.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
+    let children = format!("/proc/{0}/task/{0}/children", waits.process);
+    let works = || {
+        let pids = std::fs::read_to_string(&children).unwrap_or_default();
+        pids.split_whitespace().any(|pid| runtime(main_thread(pid.parse().expect("pid"))).is_some())
+    };
+    wait_until("the one that works has it", Duration::from_secs(20), works);
+    assert_eq!(scheduling(waits), Scheduling::ordinary(0));
+    let saved = status(&lab, "p").expect("listed");
+    release(&lab, "p");
+    assert!(!works(), "{saved}");
+    let pids = std::fs::read_to_string(&children).expect("children");
+    pids.split_whitespace().for_each(|pid| kill(pid.parse().expect("pid"), Signal::KILL));
+    child.wait().expect("end");
 }
 
 #[test]

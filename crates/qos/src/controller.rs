@@ -123,6 +123,8 @@ struct Counted {
     at: Instant,
     /// Jobs since then.
     jobs: u32,
+    /// For how long it has not run at all.
+    rested: Duration,
 }
 
 /// The job that is under way or will be.
@@ -265,7 +267,8 @@ impl Controller {
         };
         self.laws.push(law);
         let ran = task.ran().unwrap_or_default();
-        self.counted.push(Counted { ran, at: Instant::now(), jobs: 0 });
+        let rested = Duration::ZERO;
+        self.counted.push(Counted { ran, at: Instant::now(), jobs: 0, rested });
     }
 
     /// Waits for whatever comes next; says whether that is the end.
@@ -321,7 +324,7 @@ impl Controller {
             let demand = is_exact.then(|| ran.saturating_sub(counted.ran) / jobs);
             let rescued = is_exact && self.hold.was_rescued(index);
             if is_exact {
-                *counted = Counted { ran, at: now, jobs: 0 };
+                *counted = Counted { ran, at: now, jobs: 0, ..*counted };
             }
             for end in ends {
                 let (met, late) = match end {

@@ -4,7 +4,11 @@ use super::Controller;
 use crate::SavedTask;
 use crate::scribe::Ticket;
 use dewar_kernel::Task;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// For so long a thread does not run that has no jobs; or for so many periods.
+const RESTS: Duration = Duration::from_secs(3);
+const REST_PERIODS: u32 = 4;
 
 impl Controller {
     /// Once a second: new threads, and the ledger.
@@ -13,19 +17,46 @@ impl Controller {
         self.told = Instant::now();
         self.take_what_came();
         let tasks: Vec<Task> = self.hold.tasks().collect();
-        let (used, busiest) = self.subject.busiest(&mut self.busy, elapsed, &tasks);
+        let look = self.subject.look(&mut self.busy, elapsed, &tasks);
         let helpers = self.subject.helpers(&tasks);
         self.entry.seen.recent = std::mem::take(&mut self.since_told);
         self.entry.seen.reserved = self.hold.share();
-        self.entry.seen.used = used;
+        self.entry.seen.used = look.used;
         self.entry.seen.ignored = self.heartbeats.ignored();
         self.entry.seen.heard = self.entry.seen.recent.0 > 0;
         self.hold.raise_helpers(&helpers);
-        let has_room = tasks.len() < self.target.promise.threads && self.coming.is_none();
-        if let Some(task) = busiest.filter(|_| has_room && !self.hold.any_is_rescued()) {
-            self.announce(task);
-        } else {
-            self.write_down();
+        self.count_rests(&tasks, &look.resting, elapsed);
+        let may = self.coming.is_none() && !self.hold.any_is_rescued();
+        match look.busiest.filter(|_| may) {
+            Some(task) if tasks.len() < self.target.promise.threads => self.announce(task),
+            Some(_) => {
+                self.let_go_of_who_rests();
+                self.write_down();
+            }
+            None => drop(self.write_down()),
+        }
+    }
+
+    fn count_rests(&mut self, tasks: &[Task], resting: &[Task], elapsed: Duration) {
+        for (task, counted) in tasks.iter().zip(&mut self.counted) {
+            let rests = resting.contains(task);
+            counted.rested = if rests { counted.rested + elapsed } else { Duration::ZERO };
+        }
+    }
+
+    /// Makes room for a thread that is busy: of a process it is a guess which has the
+    /// jobs, and one that has not run for long has none.
+    fn let_go_of_who_rests(&mut self) {
+        let long = RESTS.max(self.target.promise.period() * REST_PERIODS);
+        let Some(index) = self.counted.iter().position(|it| it.rested >= long) else { return };
+        let task = self.hold.tasks().nth(index);
+        let is_it = |saved: &SavedTask| Some(saved.task()) == task;
+        let Some(at) = self.entry.saved.iter().position(is_it) else { return };
+        // As it was, before nobody knows how that is.
+        let saved = self.entry.saved[at];
+        if !saved.is_there() || saved.task().schedule(saved.scheduling()).is_ok() {
+            self.entry.saved.remove(at);
+            self.forget(index);
         }
     }
 

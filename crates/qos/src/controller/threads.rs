@@ -24,6 +24,17 @@ pub struct Subject {
     pub vcpus: Vec<Task>,
 }
 
+/// How threads fared for a while.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// What those that are held used, in CPUs.
+    pub(super) used: f64,
+    /// The busiest of a process's other threads, if one is busy.
+    pub(super) busiest: Option<Task>,
+    /// Those that are held and did not run at all.
+    pub(super) resting: Vec<Task>,
+}
+
 /// What each thread had run, when that was looked at last.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
@@ -67,14 +78,8 @@ impl Subject {
         }
     }
 
-    /// What the threads in `held` used since the last look, in CPUs, and the busiest
-    /// of a process's other threads, if one is busy.
-    pub(super) fn busiest(
-        &self,
-        busy: &mut Busy,
-        elapsed: Duration,
-        held: &[Task],
-    ) -> (f64, Option<Task>) {
+    /// How the threads in `held`, and a process's others, fared since the last look.
+    pub(super) fn look(&self, busy: &mut Busy, elapsed: Duration, held: &[Task]) -> Look {
         let tasks = if self.vcpus.is_empty() { self.tasks() } else { held.to_vec() };
         let found = busy.since_last(tasks);
         let share = |ran: &Duration| ran.div_duration_f64(elapsed.max(WATCH));
@@ -82,7 +87,9 @@ impl Subject {
             found.into_iter().partition(|(task, _)| held.contains(task));
         let used = ours.iter().map(|(_, ran)| share(ran)).sum();
         let busiest = others.into_iter().max_by_key(|(_, ran)| *ran);
-        (used, busiest.filter(|(_, ran)| share(ran) > BUSY).map(|(task, _)| task))
+        let busiest = busiest.filter(|(_, ran)| share(ran) > BUSY).map(|(task, _)| task);
+        let rests = |(task, ran): (Task, Duration)| ran.is_zero().then_some(task);
+        Look { used, busiest, resting: ours.into_iter().filter_map(rests).collect() }
     }
 
     /// Its processes: the first, and of a container those below it.
