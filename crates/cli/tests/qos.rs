@@ -432,7 +432,12 @@ fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
         let next = lab.pid("g").expect("pid");
         assert_ne!(next, pid);
         let its = || status(&lab, "g").filter(|it| it["pid"] == next);
-        wait_until("the next QEMU's vCPUs", SOON, || vcpus(&lab).len() == 2);
+        let is_held = || {
+            let log = std::fs::read_to_string(lab.root().join("qos/g.log")).expect("log");
+            assert!(log.is_empty(), "the controller has ended: {log}");
+            vcpus(&lab).len() == 2
+        };
+        wait_until("the next QEMU's vCPUs", SOON, is_held);
         wait_until("its heartbeats", SOON, || {
             its().is_some_and(|it| it["jobs"].as_u64() > Some(5))
         });

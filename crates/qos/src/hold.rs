@@ -22,9 +22,13 @@
 //! that ends late waits that time out; and whoever wants to run and is not let run for
 //! longer than a period, though it is promised, is taken out of the class and put back.
 
+mod back;
+
+pub use back::{end_rescues, give_back};
+
 use crate::weight::Group;
-use crate::{Entry, Promise, QosError, SavedTask};
-use dewar_kernel::{KernelError, Reservation, Scheduling, Task, threads_of};
+use crate::{Promise, QosError};
+use dewar_kernel::{KernelError, Reservation, Scheduling, Task};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
@@ -48,6 +52,9 @@ const GUESS: Duration = Duration::from_millis(1);
 /// For so long nobody is promised less because of a thread that left the class just
 /// before, and keeps its bandwidth until its deadline.
 const LEAVES_WITHIN: Duration = Duration::from_millis(200);
+/// One that overran keeps it for some periods more; for so long at most the least is waited
+/// for, rather than to give up.
+const LINGERS: Duration = Duration::from_secs(2);
 /// The longest time between two ticks (HZ=100): a thread may overrun that much.
 const TICK: Duration = Duration::from_millis(10);
 /// The run time of a thread that runs may be old by so much.
@@ -133,9 +140,8 @@ impl Hold {
         let threads = tasks.iter().map(|task| Held::new(*task, max)).collect();
         let look_at = Instant::now();
         let mut hold = Self { period, min, max, means, threads, group, look_at };
-        let patience = look_at + LEAVES_WITHIN;
         for index in 0..hold.threads.len() {
-            hold.begin(index, patience)?;
+            hold.begin(index, look_at)?;
         }
         if hold.means != Means::Weight {
             helpers.iter().for_each(|task| raise(*task));
@@ -144,15 +150,18 @@ impl Hold {
         Ok(hold)
     }
 
-    fn begin(&mut self, index: usize, patience: Instant) -> Result<(), QosError> {
+    /// Promises a thread the most that it may get, or what there is of that. What others
+    /// give back is waited for from `since` on, for all threads together.
+    fn begin(&mut self, index: usize, since: Instant) -> Result<(), QosError> {
+        let lingers = (self.period * OUT).clamp(LEAVES_WITHIN, LINGERS);
         loop {
             let Err(error) = self.put(index) else { return Ok(()) };
             let is_busy = errno(&error) == Some(Errno::BUSY);
-            let less = self.threads[index].runtime / 2;
-            if is_busy && Instant::now() < patience {
-                std::thread::sleep(ROOM_AGAIN);
-            } else if is_busy && less >= self.min {
+            let (waited, less) = (since.elapsed(), self.threads[index].runtime / 2);
+            if is_busy && waited >= LEAVES_WITHIN && less >= self.min {
                 self.threads[index].runtime = less;
+            } else if is_busy && waited < lingers {
+                std::thread::sleep(ROOM_AGAIN);
             } else {
                 return Err(self.explain(error));
             }
@@ -415,32 +424,6 @@ fn raise(task: Task) {
     if task.scheduling().is_ok_and(|how| is_ordinary(&how)) {
         // One that has ended, or is not ours, stays as it is.
         let _ = task.schedule(Scheduling::ordinary(HELPERS_NICE));
-    }
-}
-
-/// Schedules a guest's threads as they were before; those that have ended need
-/// nothing. One that the guest made since got what the thread has that made it.
-pub fn give_back(entry: &Entry) {
-    for task in entry.saved.iter().filter(|task| task.is_there()) {
-        let _ = task.task().schedule(task.scheduling());
-    }
-    let Some(nice) = entry.helpers_nice().filter(|_| entry.process.is_alive()) else { return };
-    let known: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
-    let raised = Scheduling::ordinary(HELPERS_NICE);
-    for task in threads_of(entry.process.pid).into_iter().filter(|task| !known.contains(task)) {
-        if task.scheduling().is_ok_and(|how| how == raised) {
-            let _ = task.schedule(Scheduling::ordinary(nice));
-        }
-    }
-}
-
-/// Ends the rescues of a guest whose controller does not: somebody stopped it. It makes
-/// its threads what they should be when it goes on.
-pub fn end_rescues(entry: &Entry) {
-    let rescued =
-        |task: &Task| task.scheduling().is_ok_and(|how| how == Scheduling::ahead(RESCUE_PRIORITY));
-    for saved in entry.saved.iter().filter(|task| task.is_there() && rescued(&task.task())) {
-        let _ = saved.task().schedule(saved.scheduling());
     }
 }
 

@@ -80,9 +80,12 @@ fn serve(
     let stop = end_signals().map_err(QosError::from)?;
     let view = View::start();
     let mut seen = None;
+    let mut waits = true;
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
-        keeper::say_ready();
+        if std::mem::take(&mut waits) {
+            keeper::say_ready(&ledger.folder().join(format!("{name}.log")));
+        }
         let ended = controller.run(stop.as_fd(), |entry| {
             view.show(line(entry));
             keeper.beat();

@@ -139,6 +139,30 @@ fn a_rescue_that_ends_late_comes_back_later() {
     });
 }
 
+#[test]
+fn the_bandwidth_of_who_overran_is_waited_for() {
+    let _alone = alone();
+    beside(|busy, others| {
+        let test = "the_bandwidth_of_who_overran_is_waited_for";
+        if take(test, busy).is_none() {
+            return;
+        }
+        busy.schedule(Scheduling::ordinary(0)).expect("ordinary");
+        std::thread::sleep(ms(250));
+        others.take_all();
+        let hold = std::thread::scope(|scope| {
+            // As much later as one that ran for five of its periods.
+            scope.spawn(|| {
+                std::thread::sleep(ms(400));
+                others.give_back();
+            });
+            Hold::take(&[busy], &[], &promise(), MEANS, None).expect("taken")
+        });
+        assert!(hold.runtime(0) >= hold.min);
+        busy.schedule(Scheduling::ordinary(0)).expect("ordinary");
+    });
+}
+
 /// The kernel's own fault, made on purpose: see the module.
 #[test]
 fn a_thread_that_the_kernel_forgot_runs_again() {

@@ -15,6 +15,8 @@ use serde_json::json;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -154,14 +156,16 @@ pub fn detached(context: &Context, name: &str, rate: f64, ledger: &Ledger) -> Re
 
 /// Says, where somebody waits for it, that the guest is served; nobody hears from us
 /// after that.
-pub fn say_ready() {
+pub fn say_ready(log: &Path) {
     if std::env::var_os(WAITED_FOR).is_none() {
         return;
     }
     let _ = writeln!(std::io::stdout(), "{READY}");
-    if let Ok(null) = File::options().write(true).open("/dev/null") {
-        let _ = rustix::stdio::dup2_stdout(null.as_fd());
-        let _ = rustix::stdio::dup2_stderr(null.as_fd());
+    let to_log = File::options().create(true).write(true).truncate(true).mode(0o600).open(log);
+    let file = to_log.or_else(|_| File::options().write(true).open("/dev/null"));
+    if let Ok(file) = file {
+        let _ = rustix::stdio::dup2_stdout(file.as_fd());
+        let _ = rustix::stdio::dup2_stderr(file.as_fd());
     }
 }
 
