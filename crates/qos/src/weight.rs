@@ -6,6 +6,7 @@
 use crate::QosError;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The time over which a group's limit holds.
@@ -56,13 +57,17 @@ impl Group {
     /// Makes it and moves the processes there: a guest's first, and those below it.
     pub(crate) fn make(&self, processes: &[i32]) -> Result<(), QosError> {
         if !self.path.exists() {
-            fs::create_dir(&self.path).map_err(QosError::file(&self.path))?;
+            fs::create_dir(&self.path).map_err(refused(&self.path))?;
         }
         let weight = self.file(if self.is_v2 { "cpu.weight" } else { "cpu.shares" });
         if !weight.exists() {
             let _ = fs::remove_dir(&self.path);
             let parent = self.path.parent().unwrap_or(&self.path).display();
-            return Err(QosError::NoGroups(format!("{parent} gives its groups no CPU weight")));
+            let mut why = format!("{parent} gives its groups no CPU weight");
+            if self.is_v2 {
+                why += &format!("; 'echo +cpu >{parent}/cgroup.subtree_control' lets it");
+            }
+            return Err(QosError::NoGroups(why));
         }
         write(&self.file("cgroup.procs"), self.process)?;
         // One that has ended meanwhile needs nothing.
@@ -100,7 +105,18 @@ impl Group {
 }
 
 fn write(path: &Path, value: impl ToString) -> Result<(), QosError> {
-    fs::write(path, value.to_string()).map_err(QosError::file(path))
+    fs::write(path, value.to_string()).map_err(refused(path))
+}
+
+/// Why a file of a group cannot be written: without the right to, groups cannot be used.
+fn refused(path: &Path) -> impl FnOnce(io::Error) -> QosError {
+    let path = path.to_owned();
+    move |error| match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            QosError::NoGroups(format!("{}: {error}", path.display()))
+        }
+        _ => QosError::File(path, error),
+    }
 }
 
 /// Where the CPU controller is mounted, and whether as version 2.

@@ -289,11 +289,15 @@ impl From<QosError> for Failure {
         match error {
             QosError::Full { wanted, limit, others } => {
                 let free = limit - others.iter().map(|(_, share)| share).sum::<f64>();
-                let advice = format!(
-                    "with {} of its --max it would be admitted; --overcommit admits it as it is",
-                    percent(free.max(0.0) / wanted)
-                );
-                Self::new(Code::Failed, text).state(unchanged).advice(advice)
+                // Rounded down: it is to be admitted with that.
+                let fits = (free.max(0.0) / wanted * 100.0 + 0.001).floor();
+                let advice = match fits >= 1.0 {
+                    true => format!("with {fits} % of its --max it would be admitted; "),
+                    false => String::new(),
+                };
+                Self::new(Code::Failed, text)
+                    .state(unchanged)
+                    .advice(format!("{advice}--overcommit admits it as it is"))
             }
             QosError::Held(_) => Self::new(Code::Failed, text)
                 .state("it goes on")
