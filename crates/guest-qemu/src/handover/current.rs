@@ -31,18 +31,13 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         return Ok(line.to_vec());
     }
     let plugged = devices(qmp)?;
-    let given = |device: &&Device| !device.came_later;
-    let there = There {
-        devices: plugged.iter().filter(given).map(|device| device.id.clone()).collect(),
-        netdevs: netdevs(qmp)?,
-        nodes: block_names(qmp)?,
-    };
+    let there = There { devices: &plugged, netdevs: netdevs(qmp)?, nodes: block_names(qmp)? };
     let mut now = Vec::new();
     let mut known = Vec::new();
     let mut nameless = 0;
     for argument in arguments(line) {
         let id = id_of(&argument);
-        nameless += usize::from(argument.name == "device" && id.is_none());
+        nameless += usize::from(makes_nameless(&argument, id.is_some()));
         let words = 1 + usize::from(!argument.name.is_empty() && argument.value.is_some());
         if id.as_ref().is_none_or(|(_, id)| there.has(&argument, id)) {
             now.extend_from_slice(&line[argument.at..argument.at + words]);
@@ -104,21 +99,21 @@ fn hosts_first(mut devices: Vec<Map<String, Value>>) -> Vec<Map<String, Value>> 
     ordered
 }
 
-type Backend = fn(&mut Qmp, &str, &There) -> Result<[String; 2], CurrentError>;
+type Backend = fn(&mut Qmp, &str, &There<'_>) -> Result<[String; 2], CurrentError>;
 
 /// What QEMU has now, by name.
-struct There {
-    devices: Vec<String>,
+struct There<'q> {
+    devices: &'q [Device],
     /// Network backends, and what is told of them.
     netdevs: Vec<(String, String)>,
     nodes: Vec<String>,
 }
 
-impl There {
+impl There<'_> {
     /// Whether what an option made is still there.
     fn has(&self, argument: &Argument<'_>, id: &str) -> bool {
         match argument.name {
-            "device" => self.devices.iter().any(|it| it == id),
+            "device" => self.devices.iter().any(|it| it.id == id && is_device(argument, it)),
             "netdev" => self.netdevs.iter().any(|(it, told)| it == id && is_kind(argument, told)),
             "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
             _ => true,
@@ -126,16 +121,39 @@ impl There {
     }
 }
 
+/// Whether a device can be the one of this option; if not, another kind of its name came
+/// in its place. One that came later and is of the kind is taken for the same.
+fn is_device(option: &Argument<'_>, device: &Device) -> bool {
+    let driver = value_of(option, "driver").unwrap_or_default();
+    // `virtio-net` is `virtio-net-pci`.
+    let rest = device.kind.strip_prefix(driver.as_str());
+    !device.came_later || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
 /// Whether what is told of a network backend can be of this option; if not, another of
-/// its name came in its place.
+/// its name came in its place. Of a hub's port what is told is what it leads to.
 fn is_kind(option: &Argument<'_>, told: &str) -> bool {
-    let options = option.value.and_then(|value| Properties::parse(value).ok());
-    let kind = options.and_then(|options| options.get("type", "type"));
-    let is_tap = |kind: &str| ["tap", "bridge"].contains(&kind);
-    match (kind, part_of(told, "type=")) {
-        (Some(kind), Some(told)) => kind == told || is_tap(&kind) && is_tap(told),
+    match (value_of(option, "type").as_deref(), part_of(told, "type=")) {
+        (Some("user"), Some(told)) => told != "tap",
+        (Some("tap" | "bridge"), Some(told)) => told != "user",
         _ => true,
     }
+}
+
+/// Whether an option makes a device without a name; `named` is whether it gives one.
+fn makes_nameless(option: &Argument<'_>, named: bool) -> bool {
+    match option.name {
+        "device" => !named,
+        // The name is the drive's.
+        "drive" => value_of(option, "if").as_deref() == Some("virtio"),
+        "virtfs" => true,
+        _ => false,
+    }
+}
+
+/// What an option says of `key`, which it may give first and without its name.
+fn value_of(option: &Argument<'_>, key: &str) -> Option<String> {
+    Properties::parse(option.value?).ok()?.get(key, key)
 }
 
 /// What is told of a network backend under `key`.
@@ -198,7 +216,7 @@ fn block_names(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
     Ok([named(&nodes, "node-name"), named(&drives, "device")].concat())
 }
 
-fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentError> {
+fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], CurrentError> {
     let all: Vec<&str> =
         there.netdevs.iter().filter(|(it, _)| it == id).map(|(_, told)| told.as_str()).collect();
     let told = match all[..] {
@@ -229,7 +247,7 @@ fn netdev(_: &mut Qmp, id: &str, there: &There) -> Result<[String; 2], CurrentEr
     Ok(["-netdev".to_owned(), options])
 }
 
-fn drive(qmp: &mut Qmp, name: &str, _: &There) -> Result<[String; 2], CurrentError> {
+fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
     let drives = qmp.execute("query-block", json!({}))?;
     let node = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == name);
@@ -263,13 +281,34 @@ fn drive(qmp: &mut Qmp, name: &str, _: &There) -> Result<[String; 2], CurrentErr
     Ok(["-blockdev".to_owned(), options.to_string()])
 }
 
-fn iothread(_: &mut Qmp, id: &str, _: &There) -> Result<[String; 2], CurrentError> {
+fn iothread(_: &mut Qmp, id: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
     Ok(["-object".to_owned(), format!("iothread,id={id}")])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::told_netdevs;
+    use super::{is_kind, makes_nameless, told_netdevs};
+    use crate::cmdline::arguments;
+
+    #[test]
+    fn a_backend_of_another_kind_is_not_the_option_s() {
+        let line = ["-netdev", "hubport,id=port0,hubid=0,netdev=net0", "-netdev", "user,id=net0"];
+        let line: Vec<String> = line.map(str::to_owned).to_vec();
+        let [port, user] = &arguments(&line)[..] else { panic!("{line:?}") };
+        assert!(is_kind(port, "index=0,type=user") && is_kind(user, "index=0,type=user"));
+        assert!(!is_kind(user, "index=0,type=tap,ifname=t0"));
+    }
+
+    #[test]
+    fn options_that_make_nameless_devices_are_known() {
+        let makes = |line: [&str; 2]| {
+            let line = line.map(str::to_owned);
+            let option = &arguments(&line)[0];
+            makes_nameless(option, line[1].contains("id="))
+        };
+        assert!(makes(["-device", "virtio-rng-pci"]) && makes(["-drive", "if=virtio,id=d,file=f"]));
+        assert!(!makes(["-device", "virtio-rng-pci,id=r"]) && !makes(["-drive", "if=none,id=d"]));
+    }
 
     #[test]
     fn network_backends_are_told_in_several_ways() {

@@ -58,7 +58,7 @@ const PROPERTIES: [&str; 35] = [
 /// A device with a name.
 pub(super) struct Device {
     pub(super) id: String,
-    kind: String,
+    pub(super) kind: String,
     /// Whether it came after QEMU had started: then what the command line says of
     /// its name, if it does, is of one that was unplugged.
     pub(super) came_later: bool,
@@ -74,9 +74,9 @@ pub(super) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, QmpError> {
     Ok(found)
 }
 
-/// Refuses a guest whose devices without a name are others than the `given` ones, those
-/// of its command line: nobody could say how to plug them in again. Some options make
-/// such a device of their own, so there can be more than were given.
+/// Refuses a guest whose devices without a name are others than those that its command
+/// line makes: nobody could say how to plug them in again. Of these `given` are known; there
+/// may be options that make more.
 pub(super) fn refuse_nameless(qmp: &mut Qmp, given: usize) -> Result<(), CurrentError> {
     let there = children(qmp, NAMELESS)?;
     for (name, kind) in &there {
