@@ -65,12 +65,13 @@ use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use crate::state::{self, StateError};
 use dewar_guest::GuestError;
 use fate::{Fate, fate};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tap::TapHeader;
 
@@ -268,19 +269,26 @@ fn forward(
 }
 
 /// Gives what was made aside the owner and the rights of what it takes the place of:
-/// somebody may have let others use that socket.
-fn own_alike(own: &Path, aside: &Path) {
-    // The very file, whoever may put a link in its place meanwhile.
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made = rustix::fs::open(aside, flags, Mode::empty());
-    let (Ok(before), Ok(made)) = (fs::symlink_metadata(own), made) else { return };
-    let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
-    let is_alike = |now: fs::Metadata| now.file_type() == before.file_type();
-    if fs::metadata(&path).is_ok_and(is_alike) {
-        // Where it may not, it is as after a restart.
-        let _ = std::os::unix::fs::chown(&path, Some(before.uid()), Some(before.gid()));
-        let _ = fs::set_permissions(&path, before.permissions());
+/// somebody may have let others use that socket. Where it may not, it is as after a
+/// restart.
+///
+/// The folder may be somebody else's, who puts other things there meanwhile: it is opened
+/// once, and only what we, or a QEMU with our rights, made under one name is changed.
+fn own_alike(own: &Path, aside: &Path) -> Option<()> {
+    let at = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = own.parent().filter(|folder| aside.parent() == Some(folder))?;
+    let folder = rustix::fs::open(folder, at | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let before = statat(&folder, own.file_name()?, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let made = openat(&folder, aside.file_name()?, at, Mode::empty()).ok()?;
+    let now = fstat(&made).ok()?;
+    let kind = |mode: u32| FileType::from_raw_mode(mode);
+    let is_ours = now.st_uid == geteuid().as_raw() && now.st_nlink == 1;
+    if !is_ours || kind(now.st_mode) != kind(before.st_mode) {
+        return None;
     }
+    let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+    let _ = std::os::unix::fs::chown(&path, Some(before.st_uid), Some(before.st_gid));
+    fs::set_permissions(&path, fs::Permissions::from_mode(before.st_mode & 0o777)).ok()
 }
 
 /// Opens what the old QEMU has let go of; returns what was said against it.
