@@ -57,7 +57,6 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     let name = record.name.clone();
     let unfit = |why: String| HandoverError::Unsupported(name.clone(), why);
     crate::handover::refuse_what_is_under_way(guest)?;
-    crate::handover::refuse_another_user(&record)?;
     record.arguments = current_line(&mut guest.qmp, &record.arguments)
         .map_err(|error| unfit(error.to_string()))?;
     if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {
@@ -73,6 +72,14 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     }
     record.ram = named_ram(&record, &plan).map_err(unfit)?;
     Ok(record)
+}
+
+/// That the QEMU which thaws it in place has the rights of this one.
+///
+/// # Errors
+/// [`HandoverError::Unsupported`] where it is another user's.
+pub fn check_user(guest: &QemuGuest) -> Result<(), HandoverError> {
+    crate::handover::refuse_another_user(guest.record())
 }
 
 /// Stops a guest that is as `checked` says ([`check`]) and returns the state of its

@@ -12,7 +12,9 @@ use crate::verbs::checkpoint::{self, Wanted};
 use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_guest_qemu::freeze::{SUMS, check, end_process, remove_kept, state_file, stop_and_save};
+use dewar_guest_qemu::freeze::{
+    SUMS, check, check_user, end_process, remove_kept, state_file, stop_and_save,
+};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_image::Store;
 use dewar_memory::sum;
@@ -43,6 +45,9 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let (mut guest, folder, lock) = attach(context, name, &progress)?;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
+    if args.to_store.is_none() {
+        check_user(&guest).map_err(|error| untouched(error.into()))?;
+    }
     let store = args.to_store.as_deref().map(|url| {
         let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;
         Store::open_or_create(&location).map_err(|error| untouched(error.into()))

@@ -6,7 +6,9 @@ use super::forwards::{self, Forward};
 use super::holder::OpenFiles;
 use super::tap::TapHeader;
 use super::{HandoverError, SOCKET};
-use crate::cmdline::{RunPlan, TakenOver, Unsupported, plan_run, take_over, without_ram_paths};
+use crate::cmdline::{
+    Properties, RunPlan, TakenOver, Unsupported, arguments, plan_run, take_over, without_ram_paths,
+};
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
 use crate::registry::{GuestRecord, RamFile};
@@ -104,17 +106,22 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
 /// the place of a user's could do more than it should, and the other way round less than
 /// it must.
 pub(crate) fn refuse_another_user(record: &GuestRecord) -> Result<(), HandoverError> {
-    let says = |words: [&str; 2]| {
-        record.arguments.iter().any(|word| words.contains(&word.trim_start_matches('-')))
-    };
+    // It changes its user by itself.
+    let changes = arguments(&record.arguments).iter().any(|argument| match argument.name {
+        "runas" => true,
+        "run-with" => {
+            let options = argument.value.and_then(|value| Properties::parse(value).ok());
+            options.is_some_and(|options| options.get("user", "").is_some())
+        }
+        _ => false,
+    });
     let user_of = |process: i32| {
         let status = procfs::process::Process::new(process).and_then(|it| it.status());
         status.ok().map(|status| status.euid)
     };
     let (theirs, ours) = (user_of(record.process.pid), rustix::process::geteuid().as_raw());
     match theirs {
-        // It changes its user by itself.
-        Some(theirs) if theirs != ours && !says(["runas", "run-with"]) => {
+        Some(theirs) if theirs != ours && !changes => {
             let why = format!(
                 "its QEMU runs as user {theirs}, and another would run as user {ours}: do it as \
                  that user"
