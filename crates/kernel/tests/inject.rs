@@ -42,17 +42,19 @@ fn a_call_is_made_in_the_other_process_hundreds_of_times() {
 
 #[test]
 fn a_blocking_read_is_resumed() {
-    let mut child = victim("$|=1; while(my $l=<STDIN>){print \"got $l\"}");
-    let pid = Pid(child.id() as i32);
+    let mut child = victim("$|=1; print \"up\\n\"; while(my $l=<STDIN>){print \"got $l\"}");
+    let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+    let mut next = || lines.next().expect("a line").expect("read");
+    // Its libraries are there from now on.
+    assert_eq!(next(), "up");
     std::thread::sleep(Duration::from_millis(100));
+    let pid = Pid(child.id() as i32);
     for _ in 0..20 {
         inject_syscall(pid, libc::SYS_getppid as u64, [0; 3]).expect("inject");
     }
     let mut stdin = child.stdin.take().expect("stdin");
     stdin.write_all(b"hello\n").expect("write");
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().expect("stdout")).read_line(&mut line).expect("read");
-    assert_eq!(line, "got hello\n");
+    assert_eq!(next(), "got hello");
     drop(stdin);
     assert!(child.wait().expect("wait").success());
 }
