@@ -10,6 +10,7 @@ use dewar_guest_qemu::registry::RegistryError;
 use dewar_guest_qemu::revive::ReviveError;
 use dewar_image::ImageError;
 use serde_json::json;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit codes; part of the interface.
@@ -79,7 +80,8 @@ impl Failure {
             .flatten()
             .map(|part| format!("; {part}"))
             .collect();
-        eprintln!("dewar: {}{rest}", self.what);
+        // Nobody may be there to hear it.
+        let _ = writeln!(std::io::stderr(), "dewar: {}{rest}", self.what);
         if json && !self.printed {
             let error = json!({
                 "error": self.what, "guest_state": self.state, "advice": self.advice,

@@ -128,30 +128,57 @@ fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     assert_eq!(before.reservation, None);
 }
 
+/// A shell that waits for a word, and then for a child that is always busy.
+struct Family(Child);
+
+impl Family {
+    fn new() -> Self {
+        let shell = "read go; while :; do :; done & wait";
+        let mut command = Command::new("sh");
+        Self(command.args(["-c", shell]).stdin(Stdio::piped()).spawn().expect("sh"))
+    }
+
+    fn parent(&self) -> Task {
+        main_thread(self.0.id() as i32)
+    }
+
+    fn child(&self) -> Option<Task> {
+        let children = format!("/proc/{0}/task/{0}/children", self.0.id());
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        children.split_whitespace().next().and_then(|pid| pid.parse().ok()).map(main_thread)
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        self.child().iter().for_each(|child| kill(child.process, Signal::KILL));
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_thread_that_has_no_jobs_makes_room_for_one_that_works() {
     let (_alone, lab) = alone();
-    let shell = "read go; while :; do :; done & wait";
-    let mut child =
-        Command::new("sh").args(["-c", shell]).stdin(Stdio::piped()).spawn().expect("sh");
-    let waits = main_thread(child.id() as i32);
+    let mut family = Family::new();
+    let waits = family.parent();
     // Nobody is busy yet.
     qos(&lab, "p", waits.process, &[]).done();
     assert!(runtime(waits).is_some());
-    child.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
-    let children = format!("/proc/{0}/task/{0}/children", waits.process);
-    let works = || {
-        let pids = std::fs::read_to_string(&children).unwrap_or_default();
-        pids.split_whitespace().any(|pid| runtime(main_thread(pid.parse().expect("pid"))).is_some())
-    };
-    wait_until("the one that works has it", Duration::from_secs(20), works);
+    family.0.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
+    let works = || family.child().is_some_and(|child| runtime(child).is_some());
+    // While no jobs are done nothing changes.
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(!works() && runtime(waits).is_some());
+    let mut port = UnixStream::connect(lab.root().join("qos/p.sock")).expect("port");
+    port.write_all(b"dewar 1\n").expect("hello");
+    wait_until("the one that works has it", Duration::from_secs(20), || {
+        port.write_all(b"job 1 met 20000\n").expect("beat");
+        works()
+    });
     assert_eq!(scheduling(waits), Scheduling::ordinary(0));
-    let saved = status(&lab, "p").expect("listed");
     release(&lab, "p");
-    assert!(!works(), "{saved}");
-    let pids = std::fs::read_to_string(&children).expect("children");
-    pids.split_whitespace().for_each(|pid| kill(pid.parse().expect("pid"), Signal::KILL));
-    child.wait().expect("end");
+    assert!(!works());
 }
 
 #[test]

@@ -21,6 +21,7 @@ use dewar_qos::{
 use keeper::Keeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -148,7 +149,8 @@ fn begin(
     };
     let result = match start(target.clone()) {
         Err(QosError::NoDeadlines(why)) if args.by == ByChoice::Auto => {
-            eprintln!("dewar: {why}; giving CPU time by weight instead");
+            // Nobody may be there to hear it.
+            let _ = writeln!(std::io::stderr(), "dewar: {why}; giving CPU time by weight instead");
             start(Target { means: Means::Weight, ..target })
         }
         result => result,

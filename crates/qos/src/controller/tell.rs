@@ -37,15 +37,20 @@ impl Controller {
         }
     }
 
+    /// Counts only while jobs are done: a program that makes a pause goes on with the
+    /// same threads.
     fn count_rests(&mut self, tasks: &[Task], resting: &[Task], elapsed: Duration) {
         for (task, counted) in tasks.iter().zip(&mut self.counted) {
-            let rests = resting.contains(task);
-            counted.rested = if rests { counted.rested + elapsed } else { Duration::ZERO };
+            if !resting.contains(task) {
+                counted.rested = Duration::ZERO;
+            } else if self.entry.seen.heard {
+                counted.rested += elapsed;
+            }
         }
     }
 
     /// Makes room for a thread that is busy: of a process it is a guess which has the
-    /// jobs, and one that has not run for long has none.
+    /// jobs, and one that has not run for long while they were done has none.
     fn let_go_of_who_rests(&mut self) {
         let long = RESTS.max(self.target.promise.period() * REST_PERIODS);
         let Some(index) = self.counted.iter().position(|it| it.rested >= long) else { return };

@@ -31,7 +31,7 @@ pub(super) struct Look {
     pub(super) used: f64,
     /// The busiest of a process's other threads, if one is busy.
     pub(super) busiest: Option<Task>,
-    /// Those that are held and did not run at all.
+    /// Those that are held and did not run at all, or have ended.
     pub(super) resting: Vec<Task>,
 }
 
@@ -88,8 +88,9 @@ impl Subject {
         let used = ours.iter().map(|(_, ran)| share(ran)).sum();
         let busiest = others.into_iter().max_by_key(|(_, ran)| *ran);
         let busiest = busiest.filter(|(_, ran)| share(ran) > BUSY).map(|(task, _)| task);
-        let rests = |(task, ran): (Task, Duration)| ran.is_zero().then_some(task);
-        Look { used, busiest, resting: ours.into_iter().filter_map(rests).collect() }
+        let ran = |task: &&Task| ours.iter().any(|(it, ran)| it == *task && !ran.is_zero());
+        let resting = held.iter().filter(|task| !ran(task)).copied().collect();
+        Look { used, busiest, resting }
     }
 
     /// Its processes: the first, and of a container those below it.

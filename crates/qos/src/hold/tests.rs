@@ -53,7 +53,8 @@ fn beside(test: impl FnOnce(Task, &Others)) {
             told.recv().expect("a thread")
         };
         let busy = spawn(true);
-        let others = Others((0..24).map(|_| spawn(false)).collect());
+        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let others = Others((0..24 + 2 * cpus).map(|_| spawn(false)).collect());
         let tested = std::panic::catch_unwind(AssertUnwindSafe(|| test(busy, &others)));
         stop.store(true, Ordering::Relaxed);
         // It must be able to end, whatever was tested.
