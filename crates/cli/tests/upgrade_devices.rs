@@ -293,11 +293,16 @@ fn a_rom_whose_file_has_another_size_now_is_no_hindrance() {
     guest.console.ask("verify").expect("consistent");
 }
 
-/// The names of the guest's devices.
-fn devices(qmp: &mut Qmp) -> Vec<String> {
-    let all = qmp.execute("qom-list", json!({"path": "/machine/peripheral"})).expect("qom-list");
+/// The names of what QEMU keeps below a path.
+fn names_below(qmp: &mut Qmp, path: &str) -> Vec<String> {
+    let all = qmp.execute("qom-list", json!({"path": path})).expect("qom-list");
     let all = all.as_array().expect("list").iter().filter(|it| it["type"] != "string");
     all.filter_map(|it| it["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// The names of the guest's devices.
+fn devices(qmp: &mut Qmp) -> Vec<String> {
+    names_below(qmp, "/machine/peripheral")
 }
 
 #[test]
@@ -383,9 +388,7 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
 /// Devices without a name, by their paths.
 fn nameless(qmp: &mut Qmp) -> Vec<String> {
     let below = "/machine/peripheral-anon";
-    let all = qmp.execute("qom-list", json!({"path": below})).expect("qom-list");
-    let all = all.as_array().expect("list").iter().filter(|it| it["type"] != "string");
-    all.filter_map(|it| Some(format!("{below}/{}", it["name"].as_str()?))).collect()
+    names_below(qmp, below).into_iter().map(|name| format!("{below}/{name}")).collect()
 }
 
 #[test]
