@@ -13,15 +13,15 @@
 mod disks;
 mod frozen;
 mod process;
+mod record;
 
 pub use frozen::{Frozen, Kept, KeptDisk};
 pub use process::ProcessId;
+pub use record::{GuestRecord, Origin, Phase, RamFile};
 
-use crate::cmdline::Descriptors;
-use crate::qmp::{Qmp, QmpError};
 use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -61,130 +61,6 @@ fn io_error<'a>(
     path: &'a Path,
 ) -> impl FnOnce(io::Error) -> RegistryError + use<'a> {
     move |cause| RegistryError::Io { operation, path: path.to_owned(), cause }
-}
-
-/// How far a guest has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Its state is being loaded; it has not run yet.
-    Restoring,
-    /// It was started.
-    Running,
-    /// It has no process: its memory lies where it was, its state beside it.
-    Frozen,
-}
-
-/// Where a restored guest came from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
-    /// The store, by its URL.
-    pub store: String,
-    /// The image.
-    pub image: String,
-    /// The files that its disks stand on.
-    pub disks: Vec<PathBuf>,
-    /// Whether those files are the store's own.
-    #[serde(default = "yes")]
-    pub in_store: bool,
-}
-
-impl Origin {
-    /// Whether the guest's disks need the image.
-    pub fn disks_in_store(&self) -> bool {
-        self.in_store && !self.disks.is_empty()
-    }
-}
-
-fn yes() -> bool {
-    true
-}
-
-/// A file of a guest's RAM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RamFile {
-    /// The id of its backend.
-    pub id: String,
-    /// The file.
-    pub path: PathBuf,
-    /// Its size.
-    pub bytes: u64,
-}
-
-/// What is known of a guest between commands.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct GuestRecord {
-    /// Its name.
-    pub name: String,
-    /// QEMU.
-    pub process: ProcessId,
-    /// The QEMU program.
-    pub program: PathBuf,
-    /// The user's own arguments.
-    pub arguments: Vec<String>,
-    /// The folder in which QEMU was started.
-    pub folder: PathBuf,
-    /// The QMP socket that Dewar uses.
-    pub qmp: PathBuf,
-    /// Whether somebody else started it.
-    pub adopted: bool,
-    /// Its RAM, in the order of its pages.
-    pub ram: Vec<RamFile>,
-    /// RAM files to remove when its process has ended.
-    pub owned_ram: Vec<PathBuf>,
-    /// Descriptors that its options have in this process; see [`Descriptors`].
-    #[serde(default)]
-    pub descriptors: Descriptors,
-    /// How far it has come.
-    pub phase: Phase,
-    /// Whether it was restored or thawed and is still to be let run.
-    #[serde(default)]
-    pub start_pending: bool,
-    /// The checkpoint that it was restored from.
-    pub origin: Option<Origin>,
-    /// Where it is while it is frozen, and until it is known to run again.
-    #[serde(default)]
-    pub frozen: Option<Frozen>,
-    /// The page server of a guest that was restored lazily; `server.json` tells
-    /// how far it is.
-    pub server: Option<ProcessId>,
-}
-
-impl GuestRecord {
-    /// A guest that was just started by this command line in this folder, and runs.
-    pub fn new(
-        name: &str,
-        process: ProcessId,
-        (program, arguments): (PathBuf, Vec<String>),
-        folder: PathBuf,
-        qmp: PathBuf,
-    ) -> Self {
-        Self {
-            name: name.to_owned(),
-            process,
-            program,
-            arguments,
-            folder,
-            qmp,
-            adopted: false,
-            ram: Vec::new(),
-            owned_ram: Vec::new(),
-            descriptors: Descriptors::new(),
-            phase: Phase::Running,
-            start_pending: false,
-            origin: None,
-            frozen: None,
-            server: None,
-        }
-    }
-
-    /// Connects to its QEMU, and to no other.
-    ///
-    /// # Errors
-    /// As [`Qmp::connect_to`].
-    pub fn connect(&self) -> Result<Qmp, QmpError> {
-        Qmp::connect_to(&self.qmp, &self.process)
-    }
 }
 
 /// The root of everything that Dewar keeps on a host.
