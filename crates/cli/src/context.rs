@@ -49,6 +49,21 @@ impl Context {
         }
     }
 
+    /// Prints a result of which not all may be as it should be, and ends so.
+    pub fn print_with(
+        &self,
+        json: Value,
+        text: &str,
+        end: Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let json = match &end {
+            Ok(()) => json,
+            Err(failure) => failure.beside(json),
+        };
+        self.print(json, text);
+        end.map_err(Failure::already_printed)
+    }
+
     /// Where the store is that `url` means.
     pub fn store_location(&self, url: Option<&str>) -> Result<Location, Failure> {
         match url {

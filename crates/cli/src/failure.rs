@@ -62,6 +62,15 @@ impl Failure {
         self
     }
 
+    /// The failure beside a result of which not all is as it should be, for programs.
+    pub fn beside(&self, mut told: Value) -> Value {
+        told["error"] = self.what.as_str().into();
+        told["guest_state"] = self.state.as_deref().into();
+        told["advice"] = self.advice.as_deref().into();
+        told["exit_code"] = (self.code as u8).into();
+        told
+    }
+
     /// Says that the result was printed, failure and all.
     pub fn already_printed(mut self) -> Self {
         self.printed = true;
@@ -83,11 +92,7 @@ impl Failure {
         // Nobody may be there to hear it.
         let _ = writeln!(std::io::stderr(), "dewar: {}{rest}", self.what);
         if json && !self.printed {
-            let error = json!({
-                "error": self.what, "guest_state": self.state, "advice": self.advice,
-                "exit_code": self.code as u8,
-            });
-            tell(error);
+            tell(self.beside(json!({})));
         }
         ExitCode::from(self.code as u8)
     }

@@ -121,3 +121,17 @@ fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<Strin
     }
     Ok((before.len() != record.ram.len()).then(|| "is incomplete".to_owned()))
 }
+
+/// What was said against forwarded ports, a line each.
+pub fn listed(unforwarded: &[String]) -> String {
+    unforwarded.iter().map(|said| format!("\nnot forwarded: {said}")).collect()
+}
+
+/// That a guest that is back has all the ports that it had.
+pub fn all_forwarded(name: &str, unforwarded: &[String]) -> Result<(), Failure> {
+    if unforwarded.is_empty() {
+        return Ok(());
+    }
+    let what = format!("not all ports of '{name}' could be forwarded again");
+    Err(Failure::new(Code::Attention, what).state("the guest is back"))
+}

@@ -3,12 +3,14 @@
 
 mod common;
 
-use common::HeldCheckpoint;
+use common::{HeldCheckpoint, free_port};
+use dewar_guest_qemu::Qmp;
 use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -185,6 +187,83 @@ fn killed_at_every_step_it_is_frozen_or_runs() {
 }
 
 #[test]
+fn ports_that_were_forwarded_later_are_forwarded_again() {
+    let lab = common::lab();
+    let (first, second) = (free_port(), free_port());
+    let user = lab.path().join("user.qmp");
+    let extra = vec![
+        "-qmp".to_owned(),
+        format!("unix:{},server=on,wait=off", user.display()),
+        "-netdev".to_owned(),
+        format!("user,id=n0,hostfwd=tcp:127.0.0.1:{first}-:7"),
+        "-device".to_owned(),
+        "virtio-net-pci,netdev=n0".to_owned(),
+    ];
+    let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    for line in [
+        format!("hostfwd_add n0 tcp:127.0.0.1:{second}-:7"),
+        format!("hostfwd_remove n0 tcp:127.0.0.1:{first}"),
+    ] {
+        let mut qmp = Qmp::connect(&user).expect("the user's QMP");
+        qmp.execute("human-monitor-command", json!({"command-line": line})).expect("monitor");
+    }
+    let answers = |port: u16| TcpStream::connect(("127.0.0.1", port)).is_ok();
+    for more in [&[][..], &["--to-store"]] {
+        assert!(answers(second) && !answers(first), "before {more:?}");
+        lab.dewar(&[&["freeze", "g"], more].concat()).done();
+        assert!(!answers(second), "{more:?}");
+        let told = lab.dewar(&["thaw", "g"]).done().json();
+        assert_eq!(told["not_forwarded"], json!([]), "{told}");
+        assert_whole(&lab, &mut guest, &format!("{more:?}"));
+        lab.wait_for_memory("g");
+    }
+    assert!(answers(second) && !answers(first));
+    // Others have them by then: also the one that its command line names.
+    lab.dewar(&["freeze", "g"]).done();
+    let taken = [first, second].map(|port| TcpListener::bind(("127.0.0.1", port)).expect("free"));
+    let ran = lab.dewar(&["thaw", "--all"]);
+    let told = &ran.json()["guests"][0]["result"];
+    assert!(told["not_forwarded"][0].as_str().is_some_and(|it| it.contains("forward")), "{told}");
+    ran.failed(5, &["or not as they should be"]);
+    drop(taken);
+    assert_whole(&lab, &mut guest, "without its port");
+}
+
+/// Before its state is saved a guest that dies is lost, as in any crash; afterwards all
+/// that there is of it is kept.
+#[test]
+fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let in_place = ["stopping the guest", "writing its state", "summing up memory", "kept"];
+    let to_store = ["stopping the guest", "prepared", "kept"];
+    let cases = in_place.map(|step| (&["freeze", "g"][..], step)).into_iter();
+    let cases = cases.chain(to_store.map(|it| (&["freeze", "g", "--to-store"][..], it)));
+    for (number, (line, step)) in cases.enumerate() {
+        let tag = format!("before-{number}");
+        lab.dewar(&["checkpoint", "g", "--tag", &tag]).done();
+        let after = format!("{line:?} at '{step}'");
+        let held = HeldCheckpoint::at_with(&lab, line, step);
+        end_qemu(&lab);
+        let (code, _, said) = held.go_on();
+        let state = lab.ps("g").expect("listed")["state"].clone();
+        if step == "stopping the guest" || step == "prepared" {
+            assert_eq!(code, 1, "{after}: {said}");
+            assert!(said.contains("was not frozen"), "{after}: {said}");
+            assert_eq!(state, "ended", "{after}");
+            lab.restore(&mut guest, &[&tag]).expect("restore");
+        } else {
+            assert_eq!(code, 0, "{after}: {said}");
+            assert_eq!(state, "frozen", "{after}");
+            lab.dewar(&["thaw", "g"]).done();
+        }
+        assert_whole(&lab, &mut guest, &after);
+        lab.wait_for_memory("g");
+    }
+}
+
+#[test]
 fn thaw_killed_at_every_step_can_be_tried_again() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
@@ -247,6 +326,37 @@ fn end_qemu(lab: &Lab) {
     let pid = record(lab, "g")["process"]["pid"].as_i64().expect("pid") as i32;
     kill(pid, Signal::KILL);
     dewar_testkit::wait_while_alive(pid);
+}
+
+/// One of three fails: it is named, and the others are done.
+#[test]
+fn of_all_guests_one_that_fails_keeps_none_of_the_others_back() {
+    let lab = common::lab();
+    let mut guests = ["a", "b", "c"].map(|name| busy(&lab, name));
+    let codes = |told: &Value| {
+        let guests = told["guests"].as_array().expect("guests").iter();
+        guests.map(|it| it["exit_code"].as_i64().expect("code")).collect::<Vec<_>>()
+    };
+    let folder = lab.ram_files("b")[0].parent().expect("folder").to_owned();
+    let in_the_way = folder.join(format!("{}.state", lab.ram_prefix("b")));
+    fs::create_dir(&in_the_way).expect("folder");
+    let ran = lab.dewar(&["freeze", "--all"]);
+    fs::remove_dir(&in_the_way).expect("folder");
+    assert_eq!((ran.code, codes(&ran.json())), (1, vec![0, 1, 0]), "{ran:?}");
+    ran.failed(1, &["1 of 3 guests were not frozen"]);
+    assert_whole(&lab, &mut guests[1], "not frozen");
+
+    let frozen = record(&lab, "c");
+    let state = frozen["frozen"]["kept"]["in_place"]["state"].as_str().expect("path");
+    let right = fs::read(state).expect("state");
+    fs::write(state, &right[..right.len() - 1]).expect("cut short");
+    let ran = lab.dewar(&["thaw", "--all"]);
+    assert_eq!((ran.code, codes(&ran.json())), (1, vec![0, 1]), "{ran:?}");
+    assert_eq!(lab.ps("c").expect("listed")["state"], "frozen");
+    assert_whole(&lab, &mut guests[0], "thawed");
+    fs::write(state, right).expect("as it was");
+    lab.dewar(&["thaw", "--all"]).done();
+    assert_whole(&lab, &mut guests[2], "thawed later");
 }
 
 #[test]

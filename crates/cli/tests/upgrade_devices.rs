@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::HeldCheckpoint;
+use common::{HeldCheckpoint, free_port};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     Console, GuestSpec, Lab, Network, TestGuest, is_alive, kill, next_qemu, web_load,
@@ -38,12 +38,6 @@ fn upgrade(lab: &Lab, guest: &mut TestGuest, more: &[&str]) -> serde_json::Value
     let told = lab.dewar(&line).done().json();
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     told
-}
-
-/// A TCP port that nobody has.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
-    listener.local_addr().expect("address").port()
 }
 
 /// The inode of a path, and whether a process has a socket that listens there.

@@ -15,10 +15,13 @@
 
 use crate::cmdline::{Descriptors, RunPlan, TakenOver, Unsupported, inherited, take_over};
 use crate::guest::QemuGuest;
-use crate::handover::{HandoverError, current_line, named_ram, plan_on_its_ram, stale_disk};
+use crate::handover::{
+    Forward, HandoverError, add_forwards, current_line, forwards, named_ram, plan_on_its_ram,
+    stale_disk,
+};
 use crate::journal::Journal;
 use crate::launch::{Launched, end_strays, kill, launch};
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 use crate::recover::{RecoverError, change_settings, journal_of};
 use crate::registry::{GuestFolder, GuestRecord, RamFile};
 use crate::state::StateChannel;
@@ -145,7 +148,12 @@ fn plan(folder: &GuestFolder, record: &GuestRecord, machine: &str) -> Result<Run
     let none = Descriptors::new();
     let TakenOver { line, .. } =
         take_over(&record.arguments, &record.folder, &scratch, None, &none)?;
-    plan_on_its_ram(&line, record, machine, &folder.file("qmp.sock"))
+    let mut run = plan_on_its_ram(&line, record, machine, &folder.file("qmp.sock"))?;
+    if record.frozen.as_ref().is_some_and(|frozen| frozen.forwards.is_some()) {
+        // When it is loaded, those that it had.
+        run.forward_nothing()?;
+    }
+    Ok(run)
 }
 
 /// Starts a QEMU on a frozen guest's RAM, waiting for its state.
@@ -170,6 +178,21 @@ pub fn start(
         .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
     let log = folder.file("console.log");
     Ok(launch(&record.program, &run, &record.folder, &log, &socket, Vec::new())?)
+}
+
+/// The ports that a guest's user-mode networks forward now, whoever asked for them: its
+/// command line does not say all of them.
+///
+/// # Errors
+/// Where QEMU does not answer.
+pub fn forwarded(guest: &mut QemuGuest) -> Result<Vec<Forward>, QmpError> {
+    forwards(&mut guest.qmp)
+}
+
+/// Forwards these ports in the QEMU that has the guest again, and forwards none yet; returns
+/// what it said against any.
+pub fn forward_again(qmp: &mut Qmp, ports: &[Forward]) -> Vec<String> {
+    add_forwards(qmp, ports).unwrap_or_else(|error| vec![format!("forwarded ports: {error}")])
 }
 
 /// Removes what was kept beside a guest's RAM, when it runs.

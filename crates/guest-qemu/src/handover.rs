@@ -48,6 +48,7 @@ mod tap;
 pub(crate) use current::current_line;
 pub(crate) use disks::stale_disk;
 pub use forwards::Forward;
+pub(crate) use forwards::{add as add_forwards, forwards};
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;

@@ -81,8 +81,9 @@ impl Each<'_> {
             5 => Code::Attention,
             _ => Code::Failed,
         };
-        let what =
-            format!("{} of {} guests were not {}", names.len() - done, names.len(), self.done);
+        let or_not_all = if code == Code::Attention { ", or not as they should be" } else { "" };
+        let (failed, all) = (names.len() - done, names.len());
+        let what = format!("{failed} of {all} guests were not {}{or_not_all}", self.done);
         Err(Failure::new(code, what).already_printed())
     }
 

@@ -1,7 +1,7 @@
 //! `freeze`: a guest that needs no process.
 
 use crate::args::FreezeArgs;
-use crate::context::{Context, attach};
+use crate::context::{Context, attach, qmp_failure};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::kept::sums_of;
@@ -13,8 +13,9 @@ use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{
-    SUMS, check, check_user, end_process, remove_kept, state_file, stop_and_save,
+    SUMS, check, check_user, end_process, forwarded, remove_kept, state_file, stop_and_save,
 };
+use dewar_guest_qemu::handover::Forward;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_image::Store;
 use dewar_memory::sum;
@@ -104,6 +105,7 @@ fn keep_in_place(
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
     let was_running = guest.health() == Health::Running;
+    let forwards = ports(guest)?;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
         tracking.strike_out(folder)?;
@@ -135,7 +137,7 @@ fn keep_in_place(
         sums: checksums,
         disks: disks.filter_map(|path| KeptDisk::of(&path)).collect(),
     };
-    Ok(Frozen { was_running, machine: found.machine.clone(), kept })
+    Ok(Frozen { was_running, machine: found.machine.clone(), forwards, kept })
 }
 
 /// Takes a checkpoint after which the guest does not go on.
@@ -146,12 +148,18 @@ fn keep_in_store(
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
     let was_running = guest.health() == Health::Running;
+    let forwards = ports(guest)?;
     guest.hold_still()?;
     progress.stage("saving memory");
     let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(()))?;
     let machine = guest.found().machine.clone();
     let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
-    Ok(Frozen { was_running, machine, kept })
+    Ok(Frozen { was_running, machine, forwards, kept })
+}
+
+/// The ports that it forwards.
+fn ports(guest: &mut QemuGuest) -> Result<Option<Vec<Forward>>, Failure> {
+    Ok(Some(forwarded(guest).map_err(|error| qmp_failure(guest.record(), &error))?))
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

@@ -8,6 +8,7 @@
 use crate::args::RestoreArgs;
 use crate::context::{Context, lacks_server, make_way};
 use crate::failure::{Code, Failure};
+use crate::kept::{all_forwarded, listed};
 use crate::old_ram::OldRam;
 use crate::progress::Progress;
 use crate::ram_dir::ram_dir;
@@ -122,17 +123,20 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let state = if args.paused { "is paused" } else { "runs" };
     let memory = if args.eager { "" } else { "; its memory is arriving" };
-    context.print(
+    let end = context.print_with(
         json!({
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
             "paused": args.paused, "total_ms": ms, "pages_reused": reused,
+            "not_forwarded": unforwarded,
         }),
         &format!(
-            "{} {state} as process {}, from checkpoint {id}, after {}{memory}",
+            "{} {state} as process {}, from checkpoint {id}, after {}{memory}{}",
             record.name,
             record.process.pid,
-            crate::output::milliseconds(ms)
+            crate::output::milliseconds(ms),
+            listed(&unforwarded)
         ),
+        all_forwarded(&record.name, &unforwarded),
     );
     // Only now: the guest need not wait until the old one's memory is free.
     drop(old_ram);
@@ -176,6 +180,15 @@ struct Left {
     frozen: Option<Frozen>,
 }
 
+/// A guest that was brought back.
+struct Restored {
+    record: GuestRecord,
+    /// How many pages the dead guest's RAM still had, where it is known.
+    reused: Option<u64>,
+    /// What was said against ports that a frozen guest forwarded.
+    unforwarded: Vec<String>,
+}
+
 #[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
 fn bring_back(
     context: &Context,
@@ -189,7 +202,7 @@ fn bring_back(
     progress: &Progress,
     made: &mut Vec<PathBuf>,
     left: Left,
-) -> Result<(GuestRecord, Option<u64>), Failure> {
+) -> Result<Restored, Failure> {
     let Left { dead, coming, frozen } = left;
     let name = folder.name();
     let ram_path = |id: &str| folder.ram_file(ram_dir, id);
@@ -201,7 +214,11 @@ fn bring_back(
         .map(|region| (region.name.clone(), region.pages * PAGE_BYTES as u64))
         .collect();
     let machine = image.record().machine.clone();
-    let revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
+    let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
+    if frozen.as_ref().is_some_and(|frozen| frozen.forwards.is_some()) {
+        // When it is loaded, those that it had.
+        revival.plan.run.forward_nothing().map_err(ReviveError::from)?;
+    }
     made.extend(revival.overlays.iter().cloned());
     let owned_ram = make_ram_files(&revival.plan.run.regions, coming)?;
     made.extend(owned_ram.iter().cloned());
@@ -266,9 +283,10 @@ fn bring_back(
     load_state(&mut qmp, device_state).map_err(|error| {
         Failure::new(Code::Failed, format!("loading the device state: {error}"))
     })?;
+    let ports = record.frozen.take().and_then(|frozen| frozen.forwards);
+    let unforwarded = ports.map_or_else(Vec::new, |ports| forward_again(&mut qmp, &ports));
     // From here on the guest may have run: it is never started over.
     record.phase = Phase::Running;
-    record.frozen = None;
     folder.set_record(&record)?;
     progress.stage("loaded");
     if record.start_pending {
@@ -279,7 +297,7 @@ fn bring_back(
         let _ = folder.set_record(&record);
     }
     progress.stage("started");
-    Ok((record, reused))
+    Ok(Restored { record, reused, unforwarded })
 }
 
 /// Where the guest that is asked for runs but its page server is gone: starts

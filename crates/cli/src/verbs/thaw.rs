@@ -3,14 +3,14 @@
 use crate::args::{RestoreArgs, StoreArgs, ThawArgs};
 use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
-use crate::kept::{check_memory, read_state, settle_unthawed};
+use crate::kept::{all_forwarded, check_memory, listed, read_state, settle_unthawed};
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::ram_dir::OWN;
 use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
-use dewar_guest_qemu::freeze::{remove_kept, start};
+use dewar_guest_qemu::freeze::{forward_again, remove_kept, start};
 use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
@@ -36,8 +36,8 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let Some(frozen) = is_frozen(&record).cloned() else {
         return Err(Failure::new(Code::Failed, format!("guest '{name}' is not frozen")));
     };
-    let Frozen { was_running, machine, kept } = frozen;
-    let (state, sum, sums, disks) = match kept {
+    let was_running = frozen.was_running;
+    let (state, sum, sums, disks) = match frozen.kept.clone() {
         Kept::InPlace { state, sum, sums, disks } => (state, sum, sums, disks),
         Kept::InStore { store, image } => {
             drop((progress, lock));
@@ -57,18 +57,27 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         check_memory(&folder, &record).map_err(stays)?;
     }
     progress.stage("starting QEMU");
-    let (record, mut qmp) = revive(&folder, record, &machine, bytes, was_running, &progress)
-        .map_err(|failure| stays(failure).advice(format!("'dewar thaw {name}' tries again")))?;
+    let Revived { record, mut qmp, unforwarded } =
+        revive(&folder, record, &frozen, bytes, &progress)
+            .map_err(|failure| stays(failure).advice(format!("'dewar thaw {name}' tries again")))?;
     let record = go_on(&folder, record, &mut qmp, &progress)?;
     remove_kept(&folder, &record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let how = if was_running { "runs" } else { "is paused" };
-    context.print(
-        json!({"name": name, "pid": record.process.pid, "paused": !was_running, "total_ms": ms}),
-        &format!("{name} {how} as process {} after {}", record.process.pid, milliseconds(ms)),
-    );
-    Ok(())
+    context.print_with(
+        json!({
+            "name": name, "pid": record.process.pid, "paused": !was_running, "total_ms": ms,
+            "not_forwarded": unforwarded,
+        }),
+        &format!(
+            "{name} {how} as process {} after {}{}",
+            record.process.pid,
+            milliseconds(ms),
+            listed(&unforwarded)
+        ),
+        all_forwarded(name, &unforwarded),
+    )
 }
 
 /// Where a guest is that can be thawed.
@@ -105,17 +114,25 @@ fn from_store(
     restore::thaw(context, args)
 }
 
+/// A guest that has its state again.
+struct Revived {
+    record: GuestRecord,
+    qmp: Qmp,
+    /// What was said against ports that it forwarded.
+    unforwarded: Vec<String>,
+}
+
 fn revive(
     folder: &GuestFolder,
     mut record: GuestRecord,
-    machine: &str,
+    frozen: &Frozen,
     state: Vec<u8>,
-    was_running: bool,
     progress: &Progress,
-) -> Result<(GuestRecord, Qmp), Failure> {
-    let frozen = record.clone();
+) -> Result<Revived, Failure> {
+    let before = record.clone();
+    let was_running = frozen.was_running;
     let tracking = Tracking::load(folder, &record)?.filter(|it| it.since.is_some());
-    let launched = start(folder, &record, machine)?;
+    let launched = start(folder, &record, &frozen.machine)?;
     let mut qmp = launched.qmp;
     progress.stage("started");
     record.process = launched.process;
@@ -127,10 +144,14 @@ fn revive(
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         Failure::new(Code::Failed, format!("{what}: {error}"))
     };
+    let mut unforwarded = Vec::new();
     let loaded = load_state(&mut qmp, state)
         .map_err(|error| failed("loading the device state", &error))
         .and_then(|()| {
             progress.stage("loaded");
+            if let Some(ports) = &frozen.forwards {
+                unforwarded = forward_again(&mut qmp, ports);
+            }
             record.phase = Phase::Running;
             record.start_pending = was_running;
             // Of one that is to run until it does: its QEMU may die before.
@@ -141,16 +162,16 @@ fn revive(
         // It never ran; the next try would end it too.
         kill(&record.process);
         // The disk may say otherwise, though writing that failed.
-        let _ = folder.set_record(&frozen);
+        let _ = folder.set_record(&before);
         return Err(failure);
     }
     if let Some((tracking, tracker)) = tracking.zip(tracker) {
         let pages = record.ram.iter().map(|file| file.bytes).sum::<u64>() / PAGE_BYTES as u64;
-        let before = tracking.pages_before(pages);
-        let _ = tracking.continued(record.process, tracker, &before).save(folder);
+        let written = tracking.pages_before(pages);
+        let _ = tracking.continued(record.process, tracker, &written).save(folder);
     }
     progress.signal_at("thawed");
-    Ok((record, qmp))
+    Ok(Revived { record, qmp, unforwarded })
 }
 
 /// Lets a guest run that is loaded, and on record as such.

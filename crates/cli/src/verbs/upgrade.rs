@@ -158,19 +158,19 @@ fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(),
     for problem in &moved.problems {
         text.push_str(&format!("\nnot handed over: {problem}"));
     }
-    context.print(
+    let end = if moved.problems.is_empty() {
+        Ok(())
+    } else {
+        let what = format!("not all of what '{}' had could be handed over", record.name);
+        Err(Failure::new(Code::Attention, what).state("the guest runs in its new QEMU"))
+    };
+    context.print_with(
         json!({
             "name": record.name, "pid": record.process.pid, "qemu": after, "qemu_before": before,
             "program": record.program, "downtime_ms": moved.downtime_ms, "total_ms": ms,
             "not_handed_over": moved.problems,
         }),
         &text,
-    );
-    if moved.problems.is_empty() {
-        return Ok(());
-    }
-    let what = format!("not all of what '{}' had could be handed over", record.name);
-    Err(Failure::new(Code::Attention, what)
-        .state("the guest runs in its new QEMU")
-        .already_printed())
+        end,
+    )
 }

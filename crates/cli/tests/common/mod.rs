@@ -5,6 +5,7 @@ use dewar_image::{FrameCache, ImageId, Location, Store};
 use dewar_testkit::{Lab, TestGuest};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde_json::Value;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -91,6 +92,12 @@ pub fn started(command: i32, verb: &str) -> Option<i32> {
 fn children(of: i32) -> Vec<i32> {
     let tasks = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
     tasks.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// A TCP port that nobody has.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
+    listener.local_addr().expect("address").port()
 }
 
 /// All files under a folder.

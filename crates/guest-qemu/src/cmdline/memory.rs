@@ -49,6 +49,28 @@ pub struct RunPlan {
     pub daemonizes: bool,
 }
 
+impl RunPlan {
+    /// Has no port forwarded from the start: those that are wanted are added by QMP.
+    ///
+    /// # Errors
+    /// Where an option cannot be read.
+    pub fn forward_nothing(&mut self) -> Result<(), Unsupported> {
+        let mut changed = self.arguments.clone();
+        for argument in arguments(&self.arguments) {
+            let Some(value) = argument.value.filter(|_| NETWORKS.contains(&argument.name)) else {
+                continue;
+            };
+            let mut network = Properties::parse(value)?;
+            if network.get("type", "type").as_deref() == Some("user") {
+                network.remove("hostfwd");
+                changed[argument.at + 1] = network.to_string();
+            }
+        }
+        self.arguments = changed;
+        Ok(())
+    }
+}
+
 /// Plans how to run the command line `line` (without the program): RAM in
 /// files that `ram_path` names by backend id, a QMP socket at `qmp`.
 ///

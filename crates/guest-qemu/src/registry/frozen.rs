@@ -1,5 +1,6 @@
 //! What is known of a guest that has no process, or none that it is known to run in.
 
+use crate::handover::Forward;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +13,10 @@ pub struct Frozen {
     pub was_running: bool,
     /// The machine type with its version.
     pub machine: String,
+    /// The ports that its user-mode networks forwarded; of a guest that an older version
+    /// froze, those of its command line are.
+    #[serde(default)]
+    pub forwards: Option<Vec<Forward>>,
     /// What else there is of it.
     pub kept: Kept,
 }
