@@ -275,6 +275,63 @@ fn an_old_qemu_that_dies_before_the_end_takes_the_guest_with_it() {
     }
 }
 
+/// The new QEMU dies when it has let the guest run: the old one's guest is of an
+/// instant that is past, and must not go on.
+#[test]
+fn a_new_qemu_that_dies_with_the_guest_is_a_crash() {
+    let Some(next) = other("a_new_qemu_that_dies_with_the_guest") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
+    let old = lab.pid("g").expect("pid");
+    let held = held_upgrade(&lab, &next, "resumed");
+    end_new(&lab, old);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("the guest has crashed"), "{said}");
+    wait_until("no QEMU", Duration::from_secs(20), || qemus(&lab).is_empty());
+    assert_eq!(lab.ps("g").expect("listed")["state"], "ended");
+    lab.restore(&mut guest, &["before"]).expect("restore");
+    assert_one_whole(&lab, &mut guest, "restored");
+}
+
+/// All who could tell whether the guest ran in the new QEMU die: nothing is guessed.
+#[test]
+fn a_guest_of_which_nobody_knows_stands_still_until_it_is_given_up() {
+    let Some(next) = other("a_guest_of_which_nobody_knows") else { return };
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
+    let old = lab.pid("g").expect("pid");
+    let held = held_upgrade(&lab, &next, "begun");
+    let guardian = held.guardian().expect("a guardian");
+    kill(guardian, Signal::KILL);
+    wait_while_alive(guardian);
+    held.kill();
+    wait_until("it runs in the new QEMU", Duration::from_secs(20), || {
+        guest.console = Console::connect(&guest.folder.join("console~")).expect("console");
+        guest.console.ask("count").is_ok()
+    });
+    end_new(&lab, old);
+    let verbs = ["checkpoint", "upgrade", "freeze", "restore"].map(|verb| vec![verb, "g"]);
+    for line in verbs.iter().chain([&vec!["ps"]]) {
+        lab.dewar(line).failed(5, &["nobody saw whether the guest ran", &format!("kill {old}")]);
+    }
+    assert_eq!(qemus(&lab), [old]);
+    // As it was told to do.
+    kill(old, Signal::KILL);
+    wait_while_alive(old);
+    lab.restore(&mut guest, &["before"]).expect("restore");
+    assert_one_whole(&lab, &mut guest, "given up");
+}
+
+/// Kills the QEMU that a hand-over started.
+fn end_new(lab: &Lab, old: i32) {
+    let new = qemus(lab).into_iter().find(|pid| *pid != old).expect("a new QEMU");
+    kill(new, Signal::KILL);
+    wait_while_alive(new);
+}
+
 #[test]
 fn twenty_in_a_row_with_checkpoints_between_keep_the_chain() {
     let Some(next) = other("twenty_in_a_row") else { return };

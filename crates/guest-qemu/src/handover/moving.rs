@@ -190,11 +190,11 @@ impl Waiting<'_> {
             Fate::Moved(new) => {
                 step("resumed");
                 self.done = true;
-                let lives = new.is_some();
                 let handover = self.handover.clone();
                 let old = Some(&mut self.guest.qmp);
                 let moved = forward(&folder, handover, old, new, before_end)
                     .map_err(|error| HandoverError::Unfinished(Box::new(error)))?;
+                let lives = moved.record.process.is_alive();
                 if lives { Ok(moved) } else { Err(HandoverError::Crashed) }
             }
             Fate::Stayed => Err(self.refused("the guest went on where it was")),
