@@ -377,15 +377,16 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     // A migration blocker: this device's state cannot be saved.
     run(&["-m", "64M", "-device", "pci-bridge,chassis_nr=1", "-only-migratable"]).done();
     lab.dewar(&["rm", "refused", "--force"]).done();
-    run(&[
-        "-m",
-        "64M",
-        "-device",
-        "ivshmem-plain,memdev=x,master=off",
-        "-object",
-        "memory-backend-ram,id=x,size=1M,share=on",
-    ])
-    .failed(4, &["QEMU cannot save its state", "ivshmem"]);
+    let drive = format!("if=none,id=v,format=raw,file=fat:rw:{}", lab.path().display());
+    run(&["-m", "64M", "-drive", &drive]).failed(4, &["QEMU cannot save its state", "vvfat"]);
+    // A file that many guests may begin with.
+    let template = lab.path().join("template");
+    std::fs::write(&template, vec![7; 64 << 20]).expect("template");
+    let object =
+        format!("memory-backend-file,id=m,size=64M,mem-path={},share=off", template.display());
+    run(&["-object", &object, "-machine", "memory-backend=m", "-m", "64M"])
+        .failed(4, &["private", "share=on"]);
+    assert!(std::fs::read(&template).expect("template").iter().all(|byte| *byte == 7));
     let left = lab.ram_files("refused");
     assert!(left.is_empty(), "no RAM file is left: {left:?}");
     assert_eq!(lab.dewar(&["ps"]).json()["guests"], serde_json::json!([]));

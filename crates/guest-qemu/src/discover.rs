@@ -65,7 +65,10 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
     let migration = ask("query-migrate", json!({}))?;
     let blocks = ask("query-block", json!({}))?;
     let machine = ask("qom-get", json!({"path": "/machine", "property": "type"}))?;
-    let peripherals = ask("qom-list", json!({"path": "/machine/peripheral"}))?;
+    let peripherals = [
+        ask("qom-list", json!({"path": "/machine/peripheral"}))?,
+        ask("qom-list", json!({"path": "/machine/peripheral-anon"}))?,
+    ];
 
     let mut reasons = Vec::new();
     if memory_devices.as_array().is_some_and(|devices| !devices.is_empty()) {
@@ -91,7 +94,7 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
 }
 
 /// Whoever writes RAM past the guest's process or its page tables.
-fn foreign_writers(record: &GuestRecord, peripherals: &Value) -> Vec<String> {
+fn foreign_writers(record: &GuestRecord, peripherals: &[Value; 2]) -> Vec<String> {
     let mut reasons = Vec::new();
     let files = list_fds(Pid(record.process.pid)).unwrap_or_default();
     if files.iter().any(|file| file.target.starts_with("/dev/vfio/")) {
@@ -100,12 +103,15 @@ fn foreign_writers(record: &GuestRecord, peripherals: &Value) -> Vec<String> {
     if files.iter().any(|file| file.target.to_string_lossy().starts_with("/dev/vhost-vdpa")) {
         reasons.push("it uses vhost-vdpa: a device's own writes to RAM are not seen".to_owned());
     }
-    let plugged = peripherals
-        .as_array()
-        .into_iter()
-        .flatten()
-        .any(|device| device["type"].as_str().is_some_and(|kind| kind.contains("vhost-user")));
-    if plugged || record.arguments.iter().any(|argument| argument.contains("vhost-user")) {
+    let has = |kind: &str| {
+        let devices = peripherals.iter().flat_map(|list| list.as_array().into_iter().flatten());
+        devices.filter_map(|device| device["type"].as_str()).any(|it| it.contains(kind))
+    };
+    if has("ivshmem-") {
+        reasons.push("it uses ivshmem: other processes write its memory".to_owned());
+    }
+    if has("vhost-user") || record.arguments.iter().any(|argument| argument.contains("vhost-user"))
+    {
         reasons.push("it uses vhost-user: another process writes its RAM".to_owned());
     }
     reasons

@@ -71,8 +71,8 @@ fn backends_of_the_user_become_shared_files_under_their_ids() {
             "-object memory-backend-file,id=m0,size=1G,mem-path=/dev/shm/x,share=on -M q35,memory-backend=m0",
         ),
         (
-            "-object memory-backend-file,id=m0,size=1G,mem-path=/dev/shm/x -M q35,memory-backend=m0",
-            "-object memory-backend-file,id=m0,size=1G,mem-path=/dev/shm/x,share=on -M q35,memory-backend=m0",
+            r#"-object {"qom-type":"memory-backend-file","id":"m","size":67108864,"mem-path":"/x","share":true} -M memory-backend=m"#,
+            r#"-object {"id":"m","mem-path":"/x","qom-type":"memory-backend-file","share":true,"size":67108864} -M memory-backend=m"#,
         ),
         (
             "-m 2G -object memory-backend-ram,id=a,size=1G,host-nodes=0,policy=bind -numa node,memdev=a -object memory-backend-ram,id=b,size=1G -numa node,memdev=b",
@@ -114,6 +114,9 @@ fn what_cannot_be_taken_is_refused_with_its_reason() {
         ("-m lots", "'lots'"),
         ("-object memory-backend-ram,size=1G -m 1G", "no id"),
         ("-object memory-backend-ram,id=m -m 1G", "no size"),
+        ("-object memory-backend-file,id=m,size=1G,mem-path=/template -m 1G", "say share=on"),
+        ("-object memory-backend-file,id=m,size=1G,mem-path=/x,share=off -m 1G", "private"),
+        ("-m 1G -device ivshmem-plain,memdev=x,master=on", "ivshmem"),
     ] {
         let why = run(line).expect_err(line);
         assert!(why.contains(reason), "{line}: {why}");

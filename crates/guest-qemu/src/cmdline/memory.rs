@@ -13,11 +13,14 @@ const BACKEND_ID: &str = "dewar-ram";
 /// it the address is that of the guard page below, plus one page.
 const ALIGNMENT: &str = "2M";
 const ALIGNED_BYTES: u64 = 2 << 20;
+/// Options that make a network backend.
+const NETWORKS: [&str; 3] = ["netdev", "nic", "net"];
 const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
 /// Devices whose memory or whose access to RAM cannot be handled.
-const REFUSED_DEVICES: [(&str, &str); 7] = [
+const REFUSED_DEVICES: [(&str, &str); 8] = [
     ("vfio-", "the device's own access to RAM is not seen (VFIO)"),
     ("vhost-user-", "another process writes its RAM (vhost-user)"),
+    ("ivshmem-", "other processes write its memory (ivshmem)"),
     ("pc-dimm", "memory devices are not handled"),
     ("nvdimm", "memory devices are not handled"),
     ("virtio-mem", "memory devices are not handled"),
@@ -175,6 +178,13 @@ fn share(
     let bytes = parse_size(&object.get("size", "").unwrap_or_default(), 1)
         .map_err(|_| Unsupported(format!("-object {kind},id={id} has no size")))?;
     let (path, owned) = match object.get("mem-path", "") {
+        // Not by us: the file may be a template that many guests begin with.
+        Some(path) if kind == "memory-backend-file" && object.switch("share") != Some(true) => {
+            return Err(Unsupported(format!(
+                "-object {kind},id={id} has {path} private, so what the guest writes is not in \
+                 it: say share=on to have it written there, or leave mem-path out"
+            )));
+        }
         Some(path) if kind == "memory-backend-file" => (PathBuf::from(path), false),
         _ => {
             for memfd_only in ["hugetlb", "hugetlbsize", "seal"] {
