@@ -5,6 +5,7 @@ use crate::kept::settle_unthawed;
 use crate::output::tell;
 use crate::progress::Progress;
 use crate::ram_dir::usual_dirs;
+use crate::replaced;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use dewar_guest_qemu::registry::{
@@ -130,6 +131,7 @@ impl Context {
 /// then.
 fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     recover(|| record.connect(), folder, &record)?;
+    replaced::settle(folder, &folder.record()?)?;
     settle_unthawed(folder, folder.record()?)
 }
 

@@ -14,6 +14,7 @@ mod old_ram;
 mod output;
 mod progress;
 mod ram_dir;
+mod replaced;
 mod report;
 mod server;
 mod tracking;

@@ -454,29 +454,3 @@ fn a_guest_that_cannot_be_told_of_is_named() {
     lab.dewar(&["ps"]).done();
     lab.dewar(&["delete", "h"]).done();
 }
-
-#[test]
-fn a_restore_that_fails_leaves_the_dead_guests_disk() {
-    let lab = common::lab();
-    let mut guest = lab.run("kept", &GuestSpec::default()).expect("guest");
-    guest.console.ask("check 4000 1 disk").expect("check");
-    lab.dewar(&["checkpoint", "kept", "--tag", "t"]).done();
-    lab.crash("kept");
-    lab.restore(&mut guest, &["t"]).expect("restore");
-    guest.console.ask("verify").expect("consistent");
-    lab.crash("kept");
-    // Its overlay now holds what it wrote since.
-    let overlay = lab.root().join("guests/kept/disk-0.qcow2");
-    let content = std::fs::read(&overlay).expect("overlay");
-    // A RAM file system without room.
-    let small = SmallDisk::mount(&lab.path().join("small"), "8m").expect("small disk");
-    let failed = lab.dewar(&["restore", "t", "--ram-dir", &small.path().display().to_string()]);
-    drop(small);
-    failed.failed(4, &["no room", "no guest was started"]);
-    assert!(std::fs::read(&overlay).expect("overlay") == content, "the disk is as it was");
-    assert_eq!(lab.ps("kept").expect("listed")["state"], "ended");
-    lab.restore(&mut guest, &["t"]).expect("restore");
-    guest.console.ask("verify").expect("consistent");
-    let left = files(&lab.root().join("guests/kept"));
-    assert!(!left.iter().any(|path| path.to_string_lossy().ends_with(".old")), "{left:?}");
-}

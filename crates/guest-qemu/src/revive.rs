@@ -132,25 +132,19 @@ pub fn plan_revival(
     Ok(Revival { machine, plan, regions: planned, overlays: made })
 }
 
-/// The overlay that disk `index` of a restored guest runs on.
+/// The overlay that disk `index` of a restored guest runs on. One that is there is kept
+/// under that name with `.old` behind it, until the new guest runs.
 pub fn overlay_path(folder: &GuestFolder, index: usize) -> PathBuf {
     folder.file(&format!("disk-{index}.qcow2"))
 }
 
-/// Where the overlay of the guest before is kept until the new one runs.
-pub fn old_overlay(overlay: &Path) -> PathBuf {
-    overlay.with_extension("qcow2.old")
-}
-
 fn overlay_on(saved: &SavedDisk, overlay: &Path) -> Result<(), DiskError> {
     // A guest by this name before may want its disk back, should this fail.
-    let old = old_overlay(overlay);
-    if overlay.exists() && !old.exists() {
-        std::fs::rename(overlay, &old).map_err(|error| {
+    if overlay.exists() {
+        std::fs::rename(overlay, overlay.with_extension("qcow2.old")).map_err(|error| {
             DiskError::File(format!("cannot rename {}", overlay.display()), error)
         })?;
     }
-    let _ = std::fs::remove_file(overlay);
     let base = saved.path.display().to_string();
     create_overlay(overlay, &base, &saved.format, saved.virtual_bytes)
 }

@@ -1,8 +1,9 @@
 use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::replaced;
 use crate::server::ServerState;
-use dewar_guest_qemu::registry::{Frozen, Kept};
+use dewar_guest_qemu::registry::{Frozen, Kept, Origin};
 use dewar_image::{Deleted, ImageError, ImageId, Location, Store};
 use serde_json::json;
 use std::fs;
@@ -39,6 +40,8 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
         let folder = context.registry.guest(&name)?;
         let record = folder.record()?;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
+        // Should the restore that is under way fail, that guest has its place again.
+        let replaced = replaced::kept(&folder)?.and_then(|before| before.origin);
         let kept_in = |frozen: &Frozen| match &frozen.kept {
             Kept::InStore { store, image } => *image == id.0 && is_here(store),
             Kept::InPlace { .. } => false,
@@ -49,12 +52,14 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
                 .state("nothing was removed")
                 .advice(format!("'dewar thaw {name}' first")));
         }
-        let stands_on = record.origin.is_some_and(|origin| {
+        let stands_on = |origin: Origin, needs_memory: bool| {
             origin.image == id.0
                 && (origin.disks_in_store() || needs_memory)
                 && is_here(&origin.store)
-        });
-        if stands_on {
+        };
+        if record.origin.is_some_and(|origin| stands_on(origin, needs_memory))
+            || replaced.is_some_and(|origin| stands_on(origin, false))
+        {
             let what = format!("guest '{name}' still stands on checkpoint {id}");
             return Err(Failure::new(Code::Failed, what)
                 .state("nothing was removed")

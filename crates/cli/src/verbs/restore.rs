@@ -12,23 +12,22 @@ use crate::kept::{all_forwarded, listed};
 use crate::old_ram::OldRam;
 use crate::progress::Progress;
 use crate::ram_dir::ram_dir;
+use crate::replaced;
 use crate::server;
 use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
-use crate::verbs::stop::end;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
+use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
-use dewar_guest_qemu::revive::{
-    Revival, SavedDisk, load_state, old_overlay, overlay_path, plan_revival, start,
-};
+use dewar_guest_qemu::revive::{Revival, ReviveError, SavedDisk, load_state, plan_revival, start};
 use dewar_guest_qemu::{close_userfaultfd_device, maps_file, userfaultfd_origin};
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -59,7 +58,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let name = args.name.clone().unwrap_or_else(|| image.record().guest.clone());
     let folder = context.registry.guest(&name)?;
     let _lock = folder.lock()?;
-    end_unfinished(&folder)?;
+    replaced::end_unfinished(&folder)?;
     let before = folder.record().ok();
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(args.ram_dir.clone());
@@ -82,6 +81,9 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let mut made = Vec::new();
     let disks = saved_disks(&store, &image, &folder, &mut made);
     let disks = disks.inspect_err(|_| remove_files(&made))?;
+    if let Some(before) = &before {
+        replaced::keep(&folder, before).inspect_err(|_| remove_files(&made))?;
+    }
     let result = bring_back(
         context,
         &args,
@@ -96,7 +98,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         Left { dead, coming, frozen: before.as_ref().and_then(|before| before.frozen.clone()) },
     );
     if let Err(failure) = result {
-        end_unfinished(&folder)?;
+        replaced::end_loading(&folder)?;
         if folder.record().is_ok_and(|record| record.process.is_alive()) {
             // It was loaded and may run at any moment: its files are in use.
             return Err(failure
@@ -105,17 +107,18 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
                 .advice("the next dewar command that looks at it tries again"));
         }
         remove_files(&made);
-        match before {
-            Some(before) => {
-                put_old_overlays_back(&folder);
-                folder.set_record(&before)?;
-            }
-            None => drop(folder.remove_all()),
+        if let Err(why) = replaced::put_back(&folder) {
+            let state = format!("no guest was started, nor the one before put back: {why}");
+            return Err(failure.attention().state(state).advice("'dewar ps' tries again"));
+        }
+        if before.is_none() {
+            let _ = folder.remove_all();
         }
         return Err(failure.state("no guest was started"));
     }
-    let (record, reused) = result?;
-    remove_files(&old_overlays(&folder).collect::<Vec<_>>());
+    let Restored { record, reused, unforwarded } = result?;
+    // Where this fails, whoever looks at the guest next does it.
+    let _ = replaced::forget(&folder);
     if let Some(origin) = &record.origin {
         folder.remove_other_base_disks(&origin.disks);
     }
@@ -140,24 +143,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     );
     // Only now: the guest need not wait until the old one's memory is free.
     drop(old_ram);
-    Ok(())
-}
-
-/// The overlays that a guest by this name had before.
-fn old_overlays(folder: &GuestFolder) -> impl Iterator<Item = PathBuf> {
-    (0..)
-        .map({
-            let folder = folder.clone();
-            move |index| old_overlay(&overlay_path(&folder, index))
-        })
-        .take_while(|path| path.exists())
-}
-
-/// Gives a guest that was not replaced its disks back.
-fn put_old_overlays_back(folder: &GuestFolder) {
-    for (index, old) in old_overlays(folder).enumerate() {
-        let _ = fs::rename(old, overlay_path(folder, index));
-    }
+    end
 }
 
 /// The RAM files of a dead guest in the order of the image's regions; none where
@@ -333,22 +319,6 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
         Ok(())
     })?;
     Ok(resumed.then_some(name))
-}
-
-/// Ends a QEMU whose restore was cut short before it ran.
-fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
-    let Ok(record) = folder.record() else { return Ok(()) };
-    if record.phase == Phase::Restoring {
-        if record.process.is_alive() {
-            end(&record)?;
-        }
-        folder.remove_ram(&record)?;
-        match record.frozen {
-            Some(_) => folder.set_record(&GuestRecord { phase: Phase::Frozen, ..record })?,
-            None => folder.remove("guest.json")?,
-        }
-    }
-    Ok(())
 }
 
 /// The image's disks as files, checked: those of the store itself, where it is

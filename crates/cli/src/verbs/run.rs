@@ -18,19 +18,20 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     if args.qos {
         arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
     }
+    // Also what was left of the guest that had the name.
+    context.settle_all()?.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
     let _lock = folder.lock()?;
     let ram_dir = ram_dir(args.ram_dir);
-    drop(make_way(&folder, Some(&ram_dir), false)?);
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
-    context.settle_all()?.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
-    refuse_stale_disks(&arguments, &here)?;
-
     let qmp_path = folder.file("qmp.sock");
     let ram_path = |id: &str| folder.ram_file(&ram_dir, id);
     let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     })?;
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
+    refuse_stale_disks(&arguments, &here)?;
+    drop(make_way(&folder, Some(&ram_dir), false)?);
+    let before = folder.record().ok();
     let owned_ram = make_ram_files(&plan.regions, 0)?;
     let launched =
         launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path, Vec::new())
@@ -40,7 +41,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let mut record = GuestRecord { ram: ram_files(&plan.regions), owned_ram, ..record };
     let taken = take(&folder, &mut record, launched.qmp);
     if taken.is_err() {
-        end(&folder, &record);
+        end(&folder, &record, before);
     }
     taken?;
     let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
@@ -68,12 +69,15 @@ fn take(folder: &GuestFolder, record: &mut GuestRecord, mut qmp: Qmp) -> Result<
     Ok(folder.set_record(record)?)
 }
 
-/// Ends a guest that was refused, before it did anything.
-fn end(folder: &GuestFolder, record: &GuestRecord) {
+/// Ends a guest that was refused, before it did anything. The one before it, whose disks may
+/// be in the folder, is on record again.
+fn end(folder: &GuestFolder, record: &GuestRecord, before: Option<GuestRecord>) {
     kill(&record.process);
     let _ = folder.remove_ram(record);
-    // Whatever else is in the folder may be the disks of a guest before it.
-    let _ = folder.remove("guest.json");
+    let _ = match before {
+        Some(before) => folder.set_record(&before),
+        None => folder.remove("guest.json"),
+    };
 }
 
 pub fn ram_files(regions: &[PlannedRegion]) -> Vec<RamFile> {
