@@ -8,7 +8,7 @@
 use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_image::{ImageId, ImageReader, Record, RegionRecord, Store};
-use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin, WriteTracker};
+use dewar_memory::{KernelError, Pid, ProcessHandle, Ram, UffdOrigin, WriteTracker};
 use dewar_units::{PageRange, PageSet};
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +84,13 @@ pub fn arm(process: &ProcessHandle, ram: &Ram, origin: UffdOrigin) -> Result<u64
 
 /// A tracker's identity, and the pages that were written before it began.
 pub type Known = (u64, PageSet);
+
+/// Ends what is tracked in a guest that is left to itself.
+pub fn end(folder: &GuestFolder, record: &GuestRecord, ram: &Ram) -> Option<()> {
+    let tracking = Tracking::load(folder, record).ok()??;
+    let process = ProcessHandle::open(Pid(record.process.pid)).ok()?;
+    WriteTracker::resume(&process, ram, tracking.tracker).ok()??.end().ok()
+}
 
 /// The image to begin with: the one since which writes are tracked, or else
 /// the newest of this guest, or else the one that it was restored from; the tracker's

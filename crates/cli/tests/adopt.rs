@@ -2,8 +2,10 @@
 
 mod common;
 
+use dewar_guest_qemu::Qmp;
 use dewar_testkit::{Console, GuestSpec, Lab, guest_files, kill, wait_until, wait_while_alive};
 use rustix::process::Signal;
+use serde_json::json;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -120,6 +122,35 @@ fn what_is_missing_is_said_exactly_and_nothing_is_changed() {
     child.kill().expect("kill");
     child.wait().expect("wait");
     lab.dewar(&["adopt", "x", "--qmp", "/nowhere"]).failed(1, &["/nowhere"]);
+}
+
+/// A guest that is forgotten is as it was found.
+#[test]
+fn a_guest_that_is_forgotten_is_left_as_it_was() {
+    let lab = common::lab();
+    let ram = format!("/dev/shm/adopt-test-{}-forgotten", std::process::id());
+    let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
+    let line = ["-object", &object, "-machine", "memory-backend=m"];
+    let (mut child, qmp) = start(&lab, "a", &line, None);
+    lab.dewar(&["adopt", "a", "--qmp", &qmp.display().to_string()]).done();
+    lab.dewar(&["checkpoint", "a"]).done();
+    let bitmaps = || {
+        let mut qmp = Qmp::connect(&qmp).expect("QMP");
+        let nodes = qmp.execute("query-named-block-nodes", json!({})).expect("nodes").to_string();
+        nodes.matches("\"dewar-").count()
+    };
+    // `uw`: writes to that mapping are tracked (proc_pid_smaps(5)).
+    let is_tracked = || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/smaps", child.id())).expect("smaps");
+        maps.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" uw"))
+    };
+    assert!(bitmaps() > 0 && is_tracked());
+    lab.dewar(&["rm", "a"]).done();
+    let left = (bitmaps(), is_tracked());
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    let _ = std::fs::remove_file(&ram);
+    assert_eq!(left, (0, false));
 }
 
 /// A QEMU that took the socket of another is another guest.

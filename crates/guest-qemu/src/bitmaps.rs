@@ -31,6 +31,17 @@ pub(crate) fn begin_action(node: &str, image: &str) -> Value {
     json!({"type": "block-dirty-bitmap-add", "data": data})
 }
 
+/// Removes our bitmaps of all nodes: nothing of us stays that an internal snapshot's user
+/// would have to take away before he may go back to it.
+///
+/// # Errors
+/// Where QEMU refuses.
+pub fn remove_all(qmp: &mut Qmp) -> Result<(), DiskError> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let names = nodes.as_array().into_iter().flatten().filter_map(|it| it["node-name"].as_str());
+    names.map(str::to_owned).try_for_each(|node| keep_only(qmp, &node, None).map(drop))
+}
+
 /// Removes our bitmaps of a node, but for the one that began with image
 /// `since`. Returns whether that one is there and whole.
 pub(crate) fn keep_only(qmp: &mut Qmp, node: &str, since: Option<&str>) -> Result<bool, DiskError> {

@@ -185,6 +185,22 @@ fn map_ram(
     Ok(ram)
 }
 
+/// Maps the RAM of a guest whose files need not be known, as far as it can be.
+///
+/// # Errors
+/// Where QEMU does not answer.
+pub fn map_backends(qmp: &mut Qmp, record: &GuestRecord) -> Result<Ram, GuestError> {
+    let mut ask = |command: &str, arguments: Value| {
+        qmp.execute(command, arguments).map_err(|error| GuestError::Failed {
+            operation: "looking over".to_owned(),
+            guest: record.name.clone(),
+            cause: error.to_string(),
+        })
+    };
+    let backends = ask("query-memdev", json!({}))?;
+    map_ram(&mut ask, &backends, record, &mut Vec::new())
+}
+
 /// Maps the RAM of a guest whose files are known.
 ///
 /// # Errors

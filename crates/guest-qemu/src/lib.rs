@@ -26,7 +26,8 @@ pub mod registry;
 pub mod revive;
 mod state;
 
-pub use discover::{Discovered, Disk, discover, map_ram_files, maps_file};
+pub use bitmaps::remove_all as remove_bitmaps;
+pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files, maps_file};
 pub use disks::DiskError;
 pub use guest::{QemuGuest, close_userfaultfd_device, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};

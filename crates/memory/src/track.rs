@@ -140,6 +140,15 @@ impl WriteTracker {
             .try_for_each(|range| self.uffd.protect(&range))
     }
 
+    /// Ends the tracking: nothing of the guest is protected any more. Its process keeps the
+    /// descriptor, which does nothing then.
+    ///
+    /// # Errors
+    /// Where the guest is gone.
+    pub fn end(self) -> Result<(), KernelError> {
+        self.map.regions().try_for_each(|range| self.uffd.unregister(&range))
+    }
+
     /// The pages of `range` written since they were last taken; they stay so.
     ///
     /// # Errors
