@@ -3,13 +3,13 @@
 use crate::output::tell;
 use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
-use dewar_guest_qemu::RecoverError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::registry::RegistryError;
 use dewar_guest_qemu::revive::ReviveError;
+use dewar_guest_qemu::{DiskError, RecoverError};
 use dewar_image::ImageError;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -215,6 +215,15 @@ impl From<RecoverError> for Failure {
                 HandoverError::Unknown(..) => (*error).into(),
                 error => Self::from(error).attention(),
             };
+        }
+        if let RecoverError::Disk(DiskError::Outdated { own, overlay }) = &error {
+            let (own, overlay) = (own.display(), overlay.display());
+            return Self::new(Code::Attention, error.to_string())
+                .state("neither file was changed")
+                .advice(format!(
+                    "'rm {overlay}' keeps {own} as it is now; were it sure that nobody else wrote \
+                     it, 'qemu-img commit {overlay}' before that would keep what the guest wrote"
+                ));
         }
         Self::new(Code::Attention, error.to_string())
             .state("a guest is not as it was before a command that died")

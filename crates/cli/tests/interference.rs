@@ -215,6 +215,14 @@ fn a_snapshot_that_its_user_takes_is_not_left_behind() {
         guest.console.ask("verify").expect("consistent");
         commit(&mut user);
     }
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    snapshot(&lab, &mut user);
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("was changed meanwhile"), "{code}: {said}");
+    assert_eq!(disk_node(&mut user), "snap");
+    guest.console.ask("verify").expect("consistent");
+    commit(&mut user);
+    lab.dewar(&["checkpoint", "g"]).done();
     let file = lab.path().join("g/disk0.qcow2").display().to_string();
     let drive = format!("if=virtio,snapshot=on,file={file}");
     let qemu = dewar_testkit::qemu();
@@ -260,25 +268,33 @@ fn a_guest_with_a_cd_moves_and_freezes() {
     guest.console.ask("verify").expect("consistent");
 }
 
+/// A disk for the journals, and nothing else of the guest.
+fn journals_disk(lab: &Lab) -> SmallDisk {
+    SmallDisk::mount(&lab.root(), "8m").expect("small disk")
+}
+
+/// Takes a checkpoint during which that gets full, when the disks are copied; returns its
+/// guardian.
+fn fill_in_a_checkpoint(lab: &Lab, line: &[&str], small: &SmallDisk) -> i32 {
+    let held = HeldCheckpoint::at_with(lab, line, "disks-copied");
+    let guardian = held.guardian().expect("guardian");
+    small.fill().expect("full");
+    let (code, _, said) = held.go_on();
+    assert!([1, 5].contains(&code) && said.contains("No space left"), "{code}: {said}");
+    guardian
+}
+
 #[test]
 fn a_full_disk_does_not_keep_a_guest_from_its_own() {
     let lab = common::lab();
-    // The journals are on it, and nothing else of the guest.
-    let small = SmallDisk::mount(&lab.root(), "8m").expect("small disk");
+    let small = journals_disk(&lab);
     let (mut guest, _user) = guest(&lab, &[]);
     let store = format!("file:{}/elsewhere", lab.path().display());
     let line = ["checkpoint", "g", "--store", &store];
-    let held = HeldCheckpoint::at_with(&lab, &line, "disks-copied");
-    let guardian = held.guardian().expect("guardian");
-    let filler = lab.root().join("filler");
-    let mut file = std::fs::File::create(&filler).expect("filler");
-    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
-    drop(file);
-    let (code, _, said) = held.go_on();
-    assert!([1, 5].contains(&code) && said.contains("No space left"), "{code}: {said}");
+    let guardian = fill_in_a_checkpoint(&lab, &line, &small);
     // Its writers of the disk answer, too.
     guest.console.ask("verify").expect("consistent");
-    std::fs::remove_file(&filler).expect("remove");
+    small.free().expect("room");
     kill(guardian, Signal::KILL);
     wait_until("the guardian's end", Duration::from_secs(20), || !is_alive(guardian));
     lab.dewar(&["ps"]).done();
@@ -286,6 +302,34 @@ fn a_full_disk_does_not_keep_a_guest_from_its_own() {
     guest.console.ask("verify").expect("consistent");
     lab.dewar(&line).done();
     lab.dewar(&["rm", "g", "--force"]).done();
+    drop(small);
+}
+
+/// The same where QEMU dies before there is room again: the overlay is the newest still.
+#[test]
+fn a_full_disk_loses_nothing_of_a_guest_that_dies_then() {
+    let lab = common::lab();
+    let small = journals_disk(&lab);
+    let (guest, mut user) = guest(&lab, &[]);
+    let store = format!("file:{}/elsewhere", lab.path().display());
+    let guardian = fill_in_a_checkpoint(&lab, &["checkpoint", "g", "--store", &store], &small);
+    for command in ["write -P 171 62M 64k", "flush"] {
+        let line = json!({"command-line": format!("qemu-io virtio0 \"{command}\"")});
+        let told = ask(&mut user, "human-monitor-command", line).to_string();
+        assert!(!told.to_lowercase().contains("error"), "{told}");
+    }
+    let pid = lab.pid("g").or(user.peer_pid().ok()).expect("pid");
+    kill(guardian, Signal::KILL);
+    kill(pid, Signal::KILL);
+    wait_until("their end", Duration::from_secs(20), || !is_alive(guardian) && !is_alive(pid));
+    small.free().expect("room");
+    lab.dewar(&["ps"]).done();
+    let disk = guest.folder.join("disk0.qcow2");
+    assert!(!guest.folder.join("disk0.qcow2.dewar-overlay").exists());
+    let read =
+        Command::new("qemu-io").args(["-r", "-c", "read -P 171 62M 64k"]).arg(&disk).output();
+    let read = String::from_utf8_lossy(&read.expect("qemu-io").stdout).into_owned();
+    assert!(read.contains("65536/65536") && !read.contains("verification failed"), "{read}");
     drop(small);
 }
 
@@ -299,8 +343,10 @@ fn a_commit_that_somebody_began_is_ended_or_begun_again() {
     let steps = [("ready", "job-complete"), ("pending", "job-cancel")];
     for done in 0..=steps.len() {
         let held = HeldCheckpoint::at(&lab, "g", "disks-copied");
-        kill(held.guardian().expect("guardian"), Signal::KILL);
+        let guardian = held.guardian().expect("guardian");
+        kill(guardian, Signal::KILL);
         held.kill();
+        wait_until("its end", Duration::from_secs(20), || !is_alive(guardian));
         let commit = json!({
             "job-id": job["id"], "device": "dewar-overlay-0",
             "auto-finalize": false, "auto-dismiss": false,
@@ -317,6 +363,84 @@ fn a_commit_that_somebody_began_is_ended_or_begun_again() {
         guest.console.ask("verify").expect("consistent");
     }
     lab.dewar(&["checkpoint", "g"]).done();
+}
+
+/// An overlay is as large as its disk was: what the guest writes beyond would fail.
+#[test]
+fn a_disk_that_grows_meanwhile_is_not_made_smaller() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let node = disk_node(&mut user);
+    let size = |user: &mut Qmp| {
+        let blocks = ask(user, "query-block", json!({}));
+        let mut all = blocks.as_array().into_iter().flatten();
+        let disk = all.find(|it| it["inserted"]["ro"] == false).expect("a disk");
+        disk["inserted"]["image"]["virtual-size"].as_u64().expect("size")
+    };
+    let grown = size(&mut user) + (64 << 20);
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    ask(&mut user, "block_resize", json!({"node-name": node, "size": grown}));
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("was changed meanwhile"), "{code}: {said}");
+    assert_eq!(size(&mut user), grown);
+    assert_eq!(disk_node(&mut user), node);
+    guest.console.ask("verify").expect("consistent");
+    lab.dewar(&["checkpoint", "g"]).done();
+    assert_eq!(size(&mut user), grown);
+}
+
+/// Limits and ways of a migration that are its user's hold for his migrations, not for
+/// the pause.
+#[test]
+fn settings_of_migrations_keep_nobody_waiting_in_the_pause() {
+    let lab = common::lab();
+    // Sixteen megabytes that are saved in the pause.
+    let (mut guest, mut user) = guest(&lab, &["-device", "bochs-display"]);
+    let limit =
+        |user: &mut Qmp| ask(user, "query-migrate-parameters", json!({}))["max-bandwidth"].clone();
+    let on = |name: &str| json!({"capability": name, "state": true});
+    let set = json!({"capabilities": [on("postcopy-ram"), on("postcopy-preempt")]});
+    ask(&mut user, "migrate-set-parameters", json!({"max-bandwidth": 100_000}));
+    ask(&mut user, "migrate-set-capabilities", set);
+    let capabilities = |user: &mut Qmp| ask(user, "query-migrate-capabilities", json!({}));
+    let before = capabilities(&mut user);
+    drop(user);
+    for line in [["checkpoint", "g"], ["upgrade", "g"]] {
+        lab.dewar(&line).done();
+        let mut user = Qmp::connect(&lab.path().join("user-qmp")).expect("QMP");
+        assert_eq!(limit(&mut user), 100_000, "{line:?}");
+        assert_eq!(capabilities(&mut user), before, "{line:?}");
+    }
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+}
+
+/// Somebody removes what Dewar noted, while a disk's writes go elsewhere or the guest
+/// stands still: it is put back all the same.
+#[test]
+fn a_journal_that_is_taken_away_leaves_no_disk_behind() {
+    let lab = common::lab();
+    let (mut guest, mut user) = guest(&lab, &[]);
+    let store = format!("file:{}/elsewhere", lab.path().display());
+    let folder = lab.root().join("guests/g");
+    let own = disk_node(&mut user);
+    for (step, all) in [("state-saved", false), ("resumed", false), ("resumed", true)] {
+        let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--store", &store], step);
+        match all {
+            true => std::fs::remove_dir_all(&folder).expect("remove"),
+            false => std::fs::remove_file(folder.join("journal.json")).expect("remove"),
+        }
+        let (code, _, said) = held.go_on();
+        println!("{step}, {all}: {code}: {said}");
+        assert_eq!(status(&mut user), "running", "{step}");
+        assert_eq!(disk_node(&mut user), own, "{step}");
+        assert!(!guest.folder.join("disk0.qcow2.dewar-overlay").exists(), "{step}");
+        assert!(!folder.join("journal.json").exists(), "{step}");
+        guest.console.ask("verify").expect("consistent");
+    }
+    kill(user.peer_pid().expect("pid"), Signal::KILL);
 }
 
 #[test]

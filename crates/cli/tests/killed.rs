@@ -344,6 +344,37 @@ fn qemu_and_dewar_killed_together_leave_the_newest_disk() {
     }
 }
 
+/// After a crash somebody used the disk before Dewar had put the overlay back: what he
+/// wrote is not written over.
+#[test]
+fn a_disk_that_was_used_since_is_not_written_over() {
+    let scene = Scene::new("used");
+    let held = HeldCheckpoint::at(&scene.lab, "used", "disks-copied");
+    let pid = qemu_pid(&scene.lab, "used");
+    kill(held.guardian().expect("a guardian"), Signal::KILL);
+    kill(pid, Signal::KILL);
+    held.kill();
+    wait_while_alive(pid);
+    let own = scene.guest.folder.join("disk0.qcow2");
+    let overlay = scene.guest.folder.join("disk0.qcow2.dewar-overlay");
+    let wrote = std::process::Command::new("qemu-io")
+        .args(["-f", "qcow2", "-c", "write -P 171 0 64k"])
+        .arg(&own)
+        .status();
+    assert!(wrote.expect("qemu-io").success());
+    let content = std::fs::read(&own).expect("disk");
+    for verb in [&["ps"][..], &["restore", "first"]] {
+        scene.lab.dewar(verb).failed(5, &["disk0.qcow2 was written by others", "rm "]);
+        assert!(overlay.exists(), "{verb:?}");
+        assert!(std::fs::read(&own).expect("disk") == content, "{verb:?}");
+    }
+    // As it was told to do.
+    std::fs::remove_file(&overlay).expect("remove");
+    scene.lab.dewar(&["ps"]).done();
+    assert!(std::fs::read(&own).expect("disk") == content);
+    scene.lab.dewar(&["restore", "first"]).done();
+}
+
 #[test]
 fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
     let lab = common::lab();

@@ -51,6 +51,17 @@ pub enum DiskError {
     /// `qemu-img`.
     #[error("qemu-img {0}")]
     Tool(String),
+    /// An overlay is not newer than its disk any more.
+    #[error(
+        "{} was written by others since a checkpoint was cut short; what its guest had written then \
+         is in {}, and cannot be put into it any more", own.display(), overlay.display()
+    )]
+    Outdated {
+        /// The disk's own file.
+        own: PathBuf,
+        /// The overlay's file.
+        overlay: PathBuf,
+    },
     /// A job in QEMU.
     #[error("QEMU's job '{0}' failed: {1}")]
     Job(String, String),
@@ -220,6 +231,10 @@ pub(crate) fn settle(
         let state = job_state(qmp, &job)?;
         match state.as_ref().map(|state| state.status.as_str()) {
             None if failure.is_none() && holds_writes(qmp, &overlay, &journal.disks[index])? => {
+                if journal.disks[index].kept.take().is_some() {
+                    // It is written from now on.
+                    journal.save(folder)?;
+                }
                 let arguments = json!({
                     "job-id": job, "device": overlay, "top-node": overlay,
                     "base-node": journal.disks[index].node,
@@ -298,10 +313,17 @@ pub(crate) fn settle_offline(
     journal: &mut Journal,
     index: usize,
 ) -> Result<(), DiskError> {
-    let JournaledDisk { overlay, current, .. } = journal.disks[index].clone();
+    let JournaledDisk { overlay, current, kept, .. } = journal.disks[index].clone();
     // One without content was never finished, so never used.
     let used = fs::metadata(&overlay).is_ok_and(|data| data.len() > 0);
     if current == Current::Overlay && used {
+        if let Some(kept) = kept {
+            if !kept.is_as_it_was() {
+                return Err(DiskError::Outdated { own: kept.path, overlay });
+            }
+            journal.disks[index].kept = None;
+            journal.save(folder)?;
+        }
         let path = overlay.display().to_string();
         qemu_img::run(None, &["commit", "-q", "-f", "qcow2", &path])?;
         journal.disks[index].current = Current::Own;

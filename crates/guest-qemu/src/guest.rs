@@ -13,10 +13,10 @@ use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
-use crate::registry::{GuestFolder, GuestRecord};
+use crate::registry::{GuestFolder, GuestRecord, KeptDisk};
 use crate::state::{self, StateChannel};
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
-use dewar_kernel::{Pid, list_fds, open_userfaultfd_device};
+use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -43,6 +43,8 @@ pub struct QemuGuest {
     tracked: Vec<bool>,
     /// Whether it ran when it was prepared.
     ran: bool,
+    /// What is to be undone, as long as anything is: its file may be taken from us.
+    noted: Option<Journal>,
 }
 
 impl QemuGuest {
@@ -77,6 +79,7 @@ impl QemuGuest {
             line: None,
             tracked: Vec::new(),
             ran: false,
+            noted: None,
         })
     }
 
@@ -153,11 +156,8 @@ impl QemuGuest {
     /// Where it does not stop.
     pub fn hold_still(&mut self) -> Result<(), GuestError> {
         self.flush()?;
-        let folder = self.folder.clone();
         let held = self.step("stopping", |qmp, _, _| is_running(qmp))?;
-        Journal { held, ..Journal::default() }
-            .save(&folder)
-            .map_err(|error| self.failed("writing the journal", error))?;
+        self.note(Journal { held, ..Journal::default() })?;
         self.stop()
     }
 
@@ -181,24 +181,69 @@ impl QemuGuest {
     }
 
     fn journal(&self) -> Result<Journal, GuestError> {
-        Journal::load(&self.folder)
-            .map(Option::unwrap_or_default)
-            .map_err(|error| self.failed("reading the journal", error))
+        match (Journal::load(&self.folder), &self.noted) {
+            (Ok(Some(journal)), _) => Ok(journal),
+            // Somebody took the file: the guest is to be put back all the same.
+            (_, Some(noted)) => Ok(noted.clone()),
+            (found, None) => found
+                .map(Option::unwrap_or_default)
+                .map_err(|error| self.failed("reading the journal", error)),
+        }
+    }
+
+    fn note(&mut self, journal: Journal) -> Result<(), GuestError> {
+        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
+        self.noted = Some(journal);
+        Ok(())
+    }
+
+    /// Writes the journal again where its file is gone: whoever puts the guest back goes
+    /// by that. Where this fails it is let run, at least.
+    fn note_again(&mut self) -> Result<(), GuestError> {
+        let Some(noted) = self.noted.clone() else { return Ok(()) };
+        if matches!(Journal::load(&self.folder), Ok(Some(_))) {
+            return Ok(());
+        }
+        let written = self.folder.make().and_then(|()| noted.save(&self.folder));
+        if written.is_err() {
+            let _ = self.step("letting it run", |qmp, _, _| {
+                let _ = noted.stopping.then(|| state::cancel_migration(qmp));
+                recover::resume(qmp, &noted)
+            });
+        }
+        written.map_err(|error| self.failed("writing the journal again", error))
+    }
+
+    /// Notes the disks' own files as they are while all writes go to the overlays: should
+    /// host and guest end now, nobody else may have written them before they are made
+    /// current.
+    fn note_frozen_files(&mut self) -> Result<Journal, GuestError> {
+        let mut journal = self.journal()?;
+        if self.record.arguments.iter().any(|word| word.contains("copy-on-read")) {
+            // Then QEMU writes to them where it reads.
+            return Ok(journal);
+        }
+        for (noted, disk) in journal.disks.iter_mut().zip(&self.found.disks) {
+            let path = self.record.folder.join(&disk.file);
+            // Its time of change, too, is to outlive the host.
+            let synced = fs::File::open(&path).and_then(|file| file.sync_all());
+            noted.kept = synced.ok().and_then(|()| KeptDisk::of(&path));
+        }
+        // Without it nobody is warned; nothing is lost by that alone.
+        let _ = self.note(journal.clone());
+        Ok(journal)
     }
 
     fn plan_journal(&mut self) -> Result<Journal, GuestError> {
         let cwd = self.record.folder.clone();
         self.step("looking at the settings", |qmp, found, folder| {
-            let was_running = is_running(qmp)?;
+            let settings = recover::journal_of(qmp, false)?;
+            let was_running = settings.was_running;
             let held = Journal::load(folder).ok().flatten().is_some_and(|journal| journal.held);
             // A guest that stands still needs no overlays: nobody writes.
             let disks = if was_running { &found.disks[..] } else { &[] };
             Ok::<_, crate::qmp::QmpError>(Journal {
-                was_running,
-                stopping: false,
                 held,
-                capabilities: state::capabilities_to_change(qmp, false)?,
-                tls_creds: state::tls_creds(qmp)?,
                 disks: disks
                     .iter()
                     .enumerate()
@@ -206,8 +251,10 @@ impl QemuGuest {
                         node: disk.node.clone(),
                         overlay: disks::overlay_path(disk, index, &cwd, folder),
                         current: Current::Overlay,
+                        kept: None,
                     })
                     .collect(),
+                ..settings
             })
         })
     }
@@ -236,7 +283,7 @@ impl Guest for QemuGuest {
         let journal = self.plan_journal()?;
         self.ran = journal.was_running;
         self.refuse_existing_overlays(&journal)?;
-        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
+        self.note(journal.clone())?;
         let cwd = self.record.folder.clone();
         let overlays = journal.disks.len();
         for index in 0..overlays {
@@ -256,9 +303,15 @@ impl Guest for QemuGuest {
 
     fn make_ready(&mut self) -> Result<(), GuestError> {
         self.refuse_what_cannot_be_saved()?;
-        let journal = Journal { stopping: true, ..self.journal()? };
+        // Its user may have set them otherwise since.
+        let settings =
+            self.step("looking at the settings", |qmp, _, _| recover::journal_of(qmp, false))?;
+        let Journal { capabilities, tls_creds, bandwidth, .. } = settings;
+        let before = self.journal()?;
+        let journal = Journal { stopping: true, capabilities, tls_creds, bandwidth, ..before };
         self.refuse_another_status(&journal)?;
-        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
+        self.refuse_other_disks()?;
+        self.note(journal.clone())?;
         // Not sooner: a migration or a snapshot that its user begins would be without RAM.
         self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
             recover::change_settings(qmp, &journal)?;
@@ -326,7 +379,7 @@ impl Guest for QemuGuest {
         &mut self,
         place: &mut dyn FnMut(usize, &DiskInfo, bool) -> Result<DiskPlace, GuestError>,
     ) -> Result<Vec<DiskCopy>, GuestError> {
-        let journal = self.journal()?;
+        let journal = self.note_frozen_files()?;
         let cwd = self.record.folder.clone();
         let mut copies = Vec::new();
         for (index, disk) in self.found.disks.clone().iter().enumerate() {
@@ -359,11 +412,15 @@ impl Guest for QemuGuest {
 
     fn put_back(&mut self) -> Result<(), GuestError> {
         self.channel = None;
-        let result = self.step("putting it back", |qmp, _, folder| put_back(qmp, folder));
+        self.note_again()?;
+        let mut result = self.step("putting it back", |qmp, _, folder| put_back(qmp, folder));
         // A QEMU that is ending closes its socket before it is gone.
         if result.is_err() && self.process.ends_within(END_WITHIN) {
-            return put_back_offline(&self.folder)
+            result = put_back_offline(&self.folder)
                 .map_err(|error| self.failed("making its disks current", error));
+        }
+        if result.is_ok() {
+            self.noted = None;
         }
         result
     }
@@ -377,11 +434,13 @@ impl Guest for QemuGuest {
         if status.is_err() && self.process.ends_within(END_WITHIN) {
             return Health::Gone;
         }
-        match (status.as_deref(), Journal::load(&self.folder)) {
-            (Ok(recover::RUNNING), Ok(None)) => Health::Running,
-            (Ok(recover::IO_ERROR), Ok(None)) if self.ran => Health::Stuck,
-            (Ok(_), Ok(None)) => Health::Paused,
-            (Ok(_), Ok(Some(_))) => {
+        let journal = Journal::load(&self.folder);
+        let is_under_way = journal.map(|found| found.is_some() || self.noted.is_some());
+        match (status.as_deref(), is_under_way) {
+            (Ok(recover::RUNNING), Ok(false)) => Health::Running,
+            (Ok(recover::IO_ERROR), Ok(false)) if self.ran => Health::Stuck,
+            (Ok(_), Ok(false)) => Health::Paused,
+            (Ok(_), Ok(true)) => {
                 Health::Unknown("its disks or settings are not as they were".to_owned())
             }
             (Err(error), _) => Health::Unknown(error.to_string()),

@@ -319,7 +319,10 @@ fn restore_settings(new: &mut Qmp, handover: &Handover) -> Result<(), HandoverEr
         differs
             .then(|| Some((now["capability"].as_str()?.to_owned(), before["state"].as_bool()?)))?
     });
-    for setting in changed.collect::<Vec<_>>() {
+    let mut changed: Vec<_> = changed.collect();
+    // Some are refused while others are on.
+    changed.sort_by_key(|(_, is_on)| *is_on);
+    for setting in changed {
         // One by one: what a newer QEMU refuses must not keep the others away.
         let _ = state::set_capabilities(new, [setting]);
     }

@@ -1,7 +1,7 @@
 //! What to undo: written before a guest is touched, removed when it is as it
 //! was. Whoever finds one finishes it: the guardian, or the next command.
 
-use crate::registry::{GuestFolder, RegistryError};
+use crate::registry::{GuestFolder, KeptDisk, RegistryError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -21,6 +21,9 @@ pub struct Journal {
     pub capabilities: Vec<(String, bool)>,
     /// The migration's TLS credentials, where they were set.
     pub tls_creds: Option<String>,
+    /// The most bytes a second that a migration was to send, where it had a limit.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
     /// Whether it stands still because we hold it, and is to be let run.
     #[serde(default)]
     pub held: bool,
@@ -37,6 +40,10 @@ pub struct JournaledDisk {
     pub overlay: PathBuf,
     /// Which file is current if QEMU is gone.
     pub current: Current,
+    /// The guest's own file as it was when the overlay had taken its place, while nothing
+    /// of the overlay was written back.
+    #[serde(default)]
+    pub kept: Option<KeptDisk>,
 }
 
 /// Which file holds a disk's newest content.

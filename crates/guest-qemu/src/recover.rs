@@ -140,6 +140,7 @@ pub(crate) fn journal_of(qmp: &mut Qmp, bitmaps: bool) -> Result<Journal, QmpErr
         was_running: is_running(qmp)?,
         capabilities: state::capabilities_to_change(qmp, bitmaps)?,
         tls_creds: state::tls_creds(qmp)?,
+        bandwidth: state::bandwidth(qmp)?,
         ..Journal::default()
     })
 }
@@ -152,6 +153,9 @@ pub(crate) fn change_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), Qm
     if journal.tls_creds.is_some() {
         state::set_tls_creds(qmp, "")?;
     }
+    if journal.bandwidth.is_some() {
+        state::set_bandwidth(qmp, None)?;
+    }
     Ok(())
 }
 
@@ -160,6 +164,9 @@ fn restore_settings(qmp: &mut Qmp, journal: &Journal) -> Result<(), QmpError> {
         state::set_capabilities(qmp, journal.capabilities.iter().cloned())?;
         if let Some(id) = &journal.tls_creds {
             state::set_tls_creds(qmp, id)?;
+        }
+        if journal.bandwidth.is_some() {
+            state::set_bandwidth(qmp, journal.bandwidth)?;
         }
     }
     // Only there where QEMU may not make a userfaultfd by itself.

@@ -187,16 +187,21 @@ impl GuestFolder {
         Ok(())
     }
 
+    /// Makes the folder where it is missing.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn make(&self) -> Result<(), RegistryError> {
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
+        make.map_err(io_error("create", &self.path))
+    }
+
     /// Makes the folder where it is missing, and takes the lock.
     ///
     /// # Errors
     /// [`RegistryError::Locked`] where another command holds it.
     pub fn lock(&self) -> Result<GuestLock, RegistryError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.path)
-            .map_err(io_error("create", &self.path))?;
+        self.make()?;
         let path = self.file("lock");
         let file = private(OpenOptions::new().write(true).create(true).truncate(false))
             .open(&path)

@@ -12,23 +12,28 @@ use std::time::{Duration, Instant};
 const CHANNEL: &str = "dewar-state";
 const BITMAPS: &str = "dirty-bitmaps";
 const POLL: Duration = Duration::from_micros(300);
+/// More bytes a second than any host has: what is to move in the pause is not to wait.
+const UNLIMITED: u64 = 1 << 40;
 /// No device state takes this long.
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// Capabilities that must have these values while state is saved or loaded.
 /// Those that a QEMU does not know are left out.
-const NEEDED: [(&str, bool); 14] = [
+const NEEDED: [(&str, bool); 17] = [
     ("x-ignore-shared", true),
     ("xbzrle", false),
     ("rdma-pin-all", false),
     ("auto-converge", false),
     ("postcopy-ram", false),
+    ("postcopy-preempt", false),
     ("x-colo", false),
     ("compress", false),
     ("pause-before-switchover", false),
     ("block", false),
     ("return-path", false),
+    ("switchover-ack", false),
     ("multifd", false),
+    ("zero-copy-send", false),
     (BITMAPS, false),
     ("background-snapshot", false),
     ("mapped-ram", false),
@@ -77,6 +82,18 @@ pub(crate) fn capabilities_to_change(
 pub(crate) fn tls_creds(qmp: &mut Qmp) -> Result<Option<String>, QmpError> {
     let parameters = qmp.execute("query-migrate-parameters", json!({}))?;
     Ok(parameters["tls-creds"].as_str().filter(|id| !id.is_empty()).map(str::to_owned))
+}
+
+/// The most bytes a second that a migration may send, where that is a limit.
+pub(crate) fn bandwidth(qmp: &mut Qmp) -> Result<Option<u64>, QmpError> {
+    let parameters = qmp.execute("query-migrate-parameters", json!({}))?;
+    Ok(parameters["max-bandwidth"].as_u64().filter(|limit| *limit < UNLIMITED))
+}
+
+/// Sets that; without `limit` there is none.
+pub(crate) fn set_bandwidth(qmp: &mut Qmp, limit: Option<u64>) -> Result<(), QmpError> {
+    let limit = limit.unwrap_or(UNLIMITED);
+    qmp.execute("migrate-set-parameters", json!({"max-bandwidth": limit})).map(drop)
 }
 
 pub(crate) fn set_capabilities(

@@ -2,12 +2,14 @@
 //! touched, and again when it matters, since its user is not kept out.
 
 use super::QemuGuest;
+use crate::discover::Disk;
 use crate::handover::{ASLEEP, current_line};
 use crate::journal::Journal;
 use crate::qmp::QmpError;
 use crate::recover::{END_WITHIN, is_running, status};
 use crate::state;
 use dewar_guest::GuestError;
+use serde_json::json;
 
 impl QemuGuest {
     /// That QEMU can save its state now, and nobody else has it do so.
@@ -53,6 +55,25 @@ impl QemuGuest {
             _ => return Ok(()),
         };
         Err(self.failed("stopping", what))
+    }
+
+    /// That its disks are those for which overlays were made, and as large.
+    pub(super) fn refuse_other_disks(&mut self) -> Result<(), GuestError> {
+        let blocks =
+            self.step("looking at its disks", |qmp, _, _| qmp.execute("query-block", json!({})))?;
+        let is_there = |disk: &Disk| {
+            blocks.as_array().into_iter().flatten().map(|block| &block["inserted"]).any(|it| {
+                it["node-name"] == disk.node
+                    && it["image"]["virtual-size"] == disk.info.virtual_bytes
+            })
+        };
+        match self.found.disks.iter().find(|disk| !is_there(disk)) {
+            Some(Disk { info, .. }) => {
+                let what = format!("its disk '{}' was changed meanwhile", info.name);
+                Err(self.failed("stopping", what))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(super) fn refuse_existing_overlays(&self, journal: &Journal) -> Result<(), GuestError> {
