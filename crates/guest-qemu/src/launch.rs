@@ -13,8 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a QEMU may take to offer its QMP socket.
+/// How long a QEMU may take to offer its QMP socket, and to greet on it.
 const READY_WITHIN: Duration = Duration::from_secs(30);
+/// And for each GiB of RAM that it is to take in advance. (A core zeroes some GiB in a
+/// second; a host that looks for huge pages is slower.)
+const PREALLOCATES_GIB_WITHIN: Duration = Duration::from_secs(10);
 /// How long a killed process may take to be gone: its memory is unmapped first.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
@@ -179,7 +182,10 @@ fn wait_ready(
     plan: &RunPlan,
     qmp_path: &Path,
 ) -> Result<Launched, LaunchError> {
-    let deadline = Instant::now() + READY_WITHIN;
+    let gib: u64 = plan.regions.iter().map(|region| region.bytes >> 30).sum();
+    let preallocates = plan.arguments.iter().any(|word| word.contains("prealloc"));
+    let more = if preallocates { PREALLOCATES_GIB_WITHIN } else { Duration::ZERO };
+    let deadline = Instant::now() + READY_WITHIN + more * u32::try_from(gib).unwrap_or(u32::MAX);
     loop {
         let ended = child.try_wait().ok().flatten();
         // A QEMU that puts itself in the background ends its first process.

@@ -39,7 +39,10 @@ pub enum QmpError {
     #[error("another process ({0}) answers on its QMP socket")]
     Stranger(i32),
     /// Another program holds the QMP socket.
-    #[error("QEMU does not greet on its QMP socket: another program is connected to it")]
+    #[error(
+        "QEMU does not greet on its QMP socket: another program is connected to it, or it is not \
+         that far yet"
+    )]
     Busy,
     /// QEMU refused a command.
     #[error("QEMU refuses '{command}': {reason}")]
