@@ -95,11 +95,14 @@ fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     let thread = main_thread(task.pid());
     let before = scheduling(thread);
     qos(&lab, "p", task.pid(), &[]).done();
-    let mut seen: Vec<Duration> = Vec::new();
+    let (mut seen, mut demands) = (Vec::<Duration>::new(), Vec::new());
     while let Some(runtime) =
         runtime(thread).or_else(|| is_alive(task.pid()).then_some(Duration::ZERO))
     {
         seen.push(runtime);
+        if seen.len() % 10 == 0 {
+            demands.extend(status(&lab, "p").and_then(|it| it["demand_cpus"].as_f64()));
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
     let jobs = task.finish().expect("jobs");
@@ -124,6 +127,10 @@ fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     // Each holds for some seconds, looked at 20 times a second.
     assert!(near(cpu(high)) > 20, "{seen:?}");
     assert!(near(cpu(low)) > 40, "{seen:?}");
+    for need in [cpu(low), cpu(high)].map(|it| it.as_secs_f64() * 30.0) {
+        let tells = demands.iter().filter(|it| (0.95 * need..1.3 * need).contains(*it)).count();
+        assert!(tells > 1, "{need}: {demands:?}");
+    }
     assert!(seen.iter().all(|it| *it <= Duration::from_micros(26_700)), "beyond --max: {seen:?}");
     assert_eq!(before.reservation, None);
 }

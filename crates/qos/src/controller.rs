@@ -19,6 +19,7 @@
 //! read a moment after a job's end, when the thread waits for the next. Where it does
 //! not wait, being late, its jobs are counted together with those after.
 
+mod next;
 mod tell;
 mod threads;
 
@@ -33,6 +34,7 @@ use crate::{
 };
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
+use next::{FAR, NextJob};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -52,8 +54,6 @@ const TOGETHER: u32 = 4;
 /// A thread that had so much of its promise, and wants more, has had all: the kernel
 /// takes off what it overran before.
 const NEARLY_ALL: f64 = 0.75;
-/// Further ahead no release is believed, in periods.
-const FAR: u32 = 4;
 
 /// What a guest shall be given.
 #[derive(Debug, Clone)]
@@ -125,16 +125,8 @@ struct Counted {
     jobs: u32,
     /// For how long it has not run at all.
     rested: Duration,
-}
-
-/// The job that is under way or will be.
-struct NextJob {
-    /// When it can begin.
-    from: Instant,
-    /// Its deadline.
-    deadline: Instant,
-    /// When to look at the threads.
-    look: Option<Instant>,
+    /// The most that a job took since the guest was told of.
+    most: Duration,
 }
 
 impl Controller {
@@ -267,8 +259,8 @@ impl Controller {
         };
         self.laws.push(law);
         let ran = task.ran().unwrap_or_default();
-        let rested = Duration::ZERO;
-        self.counted.push(Counted { ran, at: Instant::now(), jobs: 0, rested });
+        let (rested, most) = (Duration::ZERO, Duration::ZERO);
+        self.counted.push(Counted { ran, at: Instant::now(), jobs: 0, rested, most });
     }
 
     /// Waits for whatever comes next; says whether that is the end.
@@ -324,7 +316,8 @@ impl Controller {
             let demand = is_exact.then(|| ran.saturating_sub(counted.ran) / jobs);
             let rescued = is_exact && self.hold.was_rescued(index);
             if is_exact {
-                *counted = Counted { ran, at: now, jobs: 0, ..*counted };
+                let most = counted.most.max(demand.unwrap_or_default());
+                *counted = Counted { ran, at: now, jobs: 0, most, ..*counted };
             }
             for end in ends {
                 let (met, late) = match end {
@@ -425,15 +418,6 @@ impl LawKind {
             Self::Demand => "demand",
             Self::Stepwise { .. } => "stepwise",
         }
-    }
-}
-
-impl NextJob {
-    /// When the period ends, about, that a thread is in which was woken for this job.
-    fn end_of_period(&self, now: Instant, period: Duration) -> Instant {
-        let late = now.saturating_duration_since(self.deadline);
-        let periods = late.as_nanos().div_ceil(period.as_nanos().max(1));
-        self.deadline + period * u32::try_from(periods).unwrap_or(FAR)
     }
 }
 

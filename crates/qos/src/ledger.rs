@@ -47,6 +47,9 @@ pub struct Seen {
     pub reserved: f64,
     /// What it used in the last second, in CPUs.
     pub used: f64,
+    /// What it needs, in CPUs: as much as that second's largest job took, in each period.
+    #[serde(default)]
+    pub demand: f64,
     /// Jobs since the beginning.
     pub jobs: u64,
     /// Those that missed their deadlines.

@@ -22,6 +22,7 @@ impl Controller {
         self.entry.seen.recent = std::mem::take(&mut self.since_told);
         self.entry.seen.reserved = self.hold.share();
         self.entry.seen.used = look.used;
+        self.note_demand();
         self.entry.seen.ignored = self.heartbeats.ignored();
         self.entry.seen.heard = self.entry.seen.recent.0 > 0;
         self.hold.raise_helpers(&helpers);
@@ -34,6 +35,15 @@ impl Controller {
                 self.write_down();
             }
             None => drop(self.write_down()),
+        }
+    }
+
+    /// Where no job's was known, what was known before holds.
+    fn note_demand(&mut self) {
+        let most = self.counted.iter_mut().map(|it| std::mem::take(&mut it.most));
+        let demand = most.sum::<Duration>().div_duration_f64(self.target.promise.period());
+        if demand > 0.0 {
+            self.entry.seen.demand = demand;
         }
     }
 
