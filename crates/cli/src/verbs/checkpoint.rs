@@ -253,12 +253,18 @@ fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
         text.push_str(&format!("\n{} pages are stored elsewhere already", summary.duplicate_pages));
     }
     if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
+        let limit = dewar_units::format_duration(max_pause);
+        text.push_str(&format!("\nthe pause was longer than --max-pause {limit}: "));
+        let took = |step: &str| summary.stages.iter().find(|it| it.step == step).map(|it| it.at_ms);
+        let state_ms = took("state-saved").zip(took("stopped")).map_or(0.0, |(to, from)| to - from);
         let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
-        text.push_str(&format!(
-            "\nthe pause was longer than --max-pause {}: the guest still wrote {last} pages in the \
-             last epoch",
-            dewar_units::format_duration(max_pause)
-        ));
+        text.push_str(&match state_ms > summary.pause_ms / 2.0 {
+            true => format!(
+                "QEMU took {} to save its devices, with the memory of a display if it has one",
+                milliseconds(state_ms)
+            ),
+            false => format!("the guest still wrote {last} pages in the last epoch"),
+        });
         if summary.captured.overflowed > 0 {
             let over = summary.captured.overflowed;
             text.push_str(&format!(", and {over} found no room: a larger --buffer may help"));
