@@ -4,6 +4,8 @@ mod common;
 
 use dewar_testkit::{GuestSpec, qemu};
 use serde_json::json;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -140,6 +142,57 @@ fn a_checkpoint_tells_what_it_promises() {
     lab.dewar(&["delete", newest]).failed(1, &["guest 'second'", "dewar rm second"]);
     lab.dewar(&["rm", "second", "--force"]).done();
     lab.dewar(&["delete", newest]).done();
+}
+
+#[test]
+fn who_waits_longer_than_he_asked_is_told_why() {
+    let lab = common::lab();
+    let extra = ["-device", "bochs-display,vgamem=64M"].map(str::to_owned).to_vec();
+    let _guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    let told = Command::new(env!("CARGO_BIN_EXE_dewar"))
+        .arg("--root")
+        .arg(lab.root())
+        .args(["checkpoint", "g", "--max-pause", "1ms"])
+        .output()
+        .expect("dewar");
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("the pause was longer than --max-pause 1.0 ms: QEMU took"), "{told}");
+}
+
+/// What others must not read is its owner's alone, wherever it is.
+#[test]
+fn a_guests_files_are_its_owners_alone() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    lab.dewar(&["checkpoint", "g"]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    lab.wait_for_memory("g");
+    let held = common::HeldCheckpoint::at(&lab, "g", "resumed");
+    let folder = lab.root().join("guests/g");
+    let mode = |path: &Path| path.metadata().expect("there").mode() & 0o777;
+    assert_eq!(mode(&folder), 0o700);
+    let files = [common::files(&folder), lab.ram_files("g"), common::files(&lab.store())].concat();
+    assert!(files.len() > 8, "{files:?}");
+    for path in files.iter().filter(|path| path.is_file()) {
+        assert_eq!(mode(path) & 0o077, 0, "{}", path.display());
+    }
+    assert_eq!(held.go_on().0, 0);
+    let told = lab.dewar(&["inspect", "g"]).done().json();
+    let current = folder.join("disk-0.qcow2").display().to_string();
+    assert_eq!(told["disks"][0]["current_file"], current, "{told}");
+}
+
+#[test]
+fn a_host_that_lacks_something_is_told_so() {
+    let lab = common::lab();
+    lab.dewar(&["doctor"]).done();
+    let lacking = lab.command(&["doctor"]).env("PATH", lab.path()).output().expect("dewar");
+    let lacking = dewar_testkit::Ran::of(&lacking).failed(4, &["lacks something"]);
+    let findings = lacking.json()["findings"].clone();
+    let missing = findings.as_array().into_iter().flatten().find(|it| it["name"] == "qemu-img");
+    let missing = missing.expect("looked for");
+    assert!(missing["ok"] == false && missing["required"] == true, "{missing}");
 }
 
 /// The output of a command that nobody takes any more is no failure of what it did.

@@ -40,11 +40,9 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     });
     let able = findings.iter().all(|it| it.result.is_ok() || !it.required);
     let text = table(&["what", "", "found", "needed for"], rows.collect());
-    context.print(json!({"able": able, "findings": list}), &text);
-    if able {
-        return Ok(());
-    }
-    Err(Failure::new(Code::Unsupported, "this host lacks something that is required"))
+    let lacking = "this host lacks something that is required";
+    let end = if able { Ok(()) } else { Err(Failure::new(Code::Unsupported, lacking)) };
+    context.print_with(json!({"able": able, "findings": list}), &text, end)
 }
 
 fn look() -> Vec<Finding> {
