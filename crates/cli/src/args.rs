@@ -14,7 +14,8 @@ pub use qos::{ByChoice, KeeperArgs, LawChoice, QosArgs};
 #[derive(Debug, Parser)]
 #[command(name = "dewar", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 done, 1 failed with the guest unharmed, 2 usage, \
-    3 no such guest or checkpoint, 4 not supported here, 5 failed and the guest needs attention.")]
+    3 no such guest, checkpoint, store, process or reservation, 4 not supported here, \
+    5 failed and the guest needs attention.")]
 pub struct Cli {
     /// Folder for guests and the default store.
     #[arg(
@@ -88,7 +89,8 @@ pub enum Verb {
     Ls(LsArgs),
     /// Bring a guest back to the instant of a checkpoint.
     ///
-    /// By default the guest runs at once and its pages arrive as it touches them and in the background.
+    /// By default the guest runs as soon as the copies of its disks are checked, and its pages arrive
+    /// as it touches them and in the background.
     /// The guest's own disk files are left alone: it runs on overlays over the saved disks.
     Restore(RestoreArgs),
     /// Read every byte of a checkpoint and check it.

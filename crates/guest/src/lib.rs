@@ -12,13 +12,14 @@ use std::sync::Arc;
 /// A running guest whose state can be captured.
 ///
 /// The order of a capture is: [`prepare`], ([`drain`] at will), [`flush`],
-/// [`stop`], [`save_state`], [`resume`], [`copy_disks`], [`finish`]. After a
+/// [`make_ready`], [`stop`], [`save_state`], [`resume`], [`copy_disks`], [`finish`]. After a
 /// failure anywhere, and whenever the caller gives up, [`put_back`] makes the
 /// guest run as it was configured; it may be called at any point and twice.
 ///
 /// [`prepare`]: Guest::prepare
 /// [`drain`]: Guest::drain
 /// [`flush`]: Guest::flush
+/// [`make_ready`]: Guest::make_ready
 /// [`stop`]: Guest::stop
 /// [`save_state`]: Guest::save_state
 /// [`resume`]: Guest::resume

@@ -8,8 +8,8 @@
 //! for those of its guest that are taken on top of it.
 //!
 //! **Across a store** there is no reading back: BLAKE3 (192 bits of it) decides,
-//! and a new image looks among the pages of all images. A guest whose checkpoint
-//! turns out small learns that another guest has the same page: this is a side
+//! and a new image looks among the pages of the newest images that were taken so. A
+//! guest whose checkpoint turns out small learns that another guest has the same page: this is a side
 //! channel, so it is asked for, never the default.
 //!
 //! **What is found must stay.** The collector drops frames that no image's table
@@ -37,7 +37,8 @@ pub enum Dedup {
     /// The same, by fingerprints that are proof, also for
     /// [`ImageReader::known_pages`].
     Known,
-    /// Among those of all images in the store that were taken so.
+    /// Among those of the newest images in the store that were taken so, as many as there
+    /// is room for in memory.
     Store,
 }
 

@@ -38,7 +38,7 @@ const DISKS: &str = "disks";
 pub struct Collected {
     /// Segments that no image needs any more.
     pub segments_removed: u64,
-    /// Segments of which less than half was needed.
+    /// Segments of which at most half was needed.
     pub segments_compacted: u64,
     /// Disk copies that no image needs any more, by the objects that they lie in.
     pub disks_removed: u64,

@@ -16,7 +16,7 @@ Usage: dewar-beat --rate N [--port PATH] [-- COMMAND [ARG]...]
 
 Each line that the command prints, or without a command each line on standard
 input, is one job done; the lines are passed on. A line that is only 'missed' is a
-job that was given up.
+job that was given up. The command must write each line at once (stdbuf -oL).
 
   --rate N      Jobs a second
   --port PATH   A port other than $DEWAR_BEAT or the VM's org.dewar.qos.0
@@ -24,7 +24,7 @@ job that was given up.
   -V, --version The version
 
 Example:
-  dewar-beat --rate 30 -- player --print-frames film.mkv
+  dewar-beat --rate 30 -- stdbuf -oL player --print-frames film.mkv
 ";
 
 struct Wish {
