@@ -4,6 +4,7 @@
 use crate::QosError;
 use dewar_beat::{Line, MAX_LINE};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fstat, open, renameat_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -175,12 +176,17 @@ impl Heartbeats {
             return;
         }
         self.tried = Some(Instant::now());
-        if let Ok(socket) = UnixStream::connect(path) {
-            if socket.set_nonblocking(true).is_ok() {
-                self.clients.push(Client::new(socket, self.rate));
-            }
-        }
+        self.clients.extend(connect_at_once(path).ok().map(|it| Client::new(it, self.rate)));
     }
+}
+
+/// Connects where that needs no waiting: QEMU takes one client at a time, and the loop must
+/// not stand still behind others.
+fn connect_at_once(path: &Path) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 fn listen(path: &Path, user: u32) -> Result<UnixListener, QosError> {

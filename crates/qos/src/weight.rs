@@ -89,8 +89,16 @@ impl Group {
         write(&self.file("cpu.cfs_quota_us"), quota)
     }
 
-    /// Moves whatever is in it back and removes it.
+    /// Moves whatever is in it back and removes it. Where the group that it came from is gone
+    /// (a service manager removes one that is empty) it stays, and is bounded no more.
     pub(crate) fn dissolve(&self) {
+        let usual = match self.is_v2 {
+            true => [("cpu.max", "max"), ("cpu.weight", "100")],
+            false => [("cpu.cfs_quota_us", "-1"), ("cpu.shares", "1024")],
+        };
+        for (file, value) in usual {
+            let _ = fs::write(self.file(file), value);
+        }
         let home = self.home.join("cgroup.procs");
         let inside = fs::read_to_string(self.file("cgroup.procs")).unwrap_or_default();
         for process in inside.lines() {
