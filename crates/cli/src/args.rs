@@ -281,6 +281,9 @@ pub struct FreezeArgs {
         default_missing_value = ""
     )]
     pub to_store: Option<String>,
+    /// Wait as long as this for another dewar command that works on the guest.
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    pub wait: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -322,6 +325,9 @@ pub struct GcArgs {
     /// Only say what would be freed.
     #[arg(long)]
     pub dry_run: bool,
+    /// Forget what killed checkpoints left in dirty stores that will never answer again.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub only_here: bool,
     #[command(flatten)]
     pub store: StoreArgs,
 }

@@ -95,9 +95,19 @@ impl Context {
         name: &str,
         first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
     ) -> Result<Held, Failure> {
+        self.hold_within(name, Duration::ZERO, first)
+    }
+
+    /// The same, where another command that has it may have so long to let it go.
+    fn hold_within(
+        &self,
+        name: &str,
+        patience: Duration,
+        first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
+    ) -> Result<Held, Failure> {
         let folder = self.registry.guest(name)?;
         folder.record()?;
-        let lock = folder.lock()?;
+        let lock = folder.lock_within(patience)?;
         // Read again: who held the lock may have changed it.
         let mut record = folder.record()?;
         first(&folder, &mut record)?;
@@ -164,7 +174,17 @@ pub fn attach(
     name: &str,
     progress: &Progress,
 ) -> Result<(QemuGuest, GuestFolder, GuestLock), Failure> {
-    let held = context.hold(name)?;
+    attach_within(context, name, Duration::ZERO, progress)
+}
+
+/// The same, where another command that has it may have so long to let it go.
+pub fn attach_within(
+    context: &Context,
+    name: &str,
+    patience: Duration,
+    progress: &Progress,
+) -> Result<(QemuGuest, GuestFolder, GuestLock), Failure> {
+    let held = context.hold_within(name, patience, |_, _| Ok(()))?;
     held.require_alive()?;
     wait_for_memory(&held, progress)?;
     let Held { folder, record, lock } = held;

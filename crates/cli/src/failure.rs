@@ -39,6 +39,9 @@ pub struct Failure {
     printed: bool,
 }
 
+/// What to do about a guest whose process has ended.
+pub const GONE: &str = "'dewar restore' brings it back from its newest checkpoint";
+
 impl Failure {
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self { code, what: what.into(), state: None, advice: None, printed: false }

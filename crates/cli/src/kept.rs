@@ -3,6 +3,7 @@
 use crate::failure::{Code, Failure};
 use dewar_checkpoint::cores;
 use dewar_guest_qemu::freeze::SUMS;
+use dewar_guest_qemu::launch::last_words;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
 use dewar_memory::{SUM_BYTES, sum, sums};
 use std::fs::{self, File};
@@ -120,6 +121,14 @@ fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<Strin
         }
     }
     Ok((before.len() != record.ram.len()).then(|| "is incomplete".to_owned()))
+}
+
+/// Why a QEMU does not take a guest's state; why it ended it says on its console alone.
+pub fn unloadable(folder: &GuestFolder, error: &dyn std::fmt::Display) -> Failure {
+    let log = folder.file("console.log");
+    let said = last_words(&log)
+        .map_or_else(String::new, |said| format!("; QEMU said, in {}: {said}", log.display()));
+    Failure::new(Code::Failed, format!("loading the device state: {error}{said}"))
 }
 
 /// What was said against forwarded ports, a line each.

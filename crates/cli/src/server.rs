@@ -4,9 +4,12 @@
 use crate::args::ServeArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::kept::unloadable;
 use dewar_checkpoint::restore::{DeadRam, PageServer, PageTable, ServeEnd, ServeProgress};
-use dewar_guest_qemu::map_ram_files;
+use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase, ProcessId};
+use dewar_guest_qemu::revive::load_state;
+use dewar_guest_qemu::{Qmp, map_ram_files};
 use dewar_image::{ImageId, Location, Store};
 use dewar_kernel::detach;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
@@ -17,12 +20,16 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 const FILE: &str = "server.json";
 /// How long one page of a store that is half gone may keep the others waiting.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a state that is loaded waits for pages of which some are damaged.
+const DAMAGE: Duration = Duration::from_secs(3);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(200);
 const READY: &str = "ready\n";
 
 /// How far a lazy restore is, as its server last said.
@@ -39,6 +46,9 @@ pub struct ServerState {
     pub complete: bool,
     /// Why some pages cannot be read, if so.
     pub problem: Option<String>,
+    /// Whether some are damaged.
+    #[serde(default)]
+    pub damaged: bool,
 }
 
 impl ServerState {
@@ -213,6 +223,37 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     Ok(())
 }
 
+/// Loads the devices of a guest whose pages its server, if it has one, brings. A page that is
+/// damaged never comes: a QEMU that waits for one is ended.
+pub fn load_served(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    qmp: &mut Qmp,
+    device_state: Vec<u8>,
+) -> Result<(), Failure> {
+    let began = Instant::now();
+    let loaded = std::thread::scope(|scope| {
+        let (loading, loaded) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while let Err(mpsc::RecvTimeoutError::Timeout) = loaded.recv_timeout(LOOK) {
+                if began.elapsed() > DAMAGE && ServerState::of(folder, record).damaged {
+                    kill(&record.process);
+                }
+            }
+        });
+        let result = load_state(qmp, device_state);
+        drop(loading);
+        result
+    });
+    loaded.map_err(|error| match ServerState::of(folder, record).problem {
+        Some(problem) => Failure::new(
+            Code::Failed,
+            format!("loading the device state: it needs a page: {problem}"),
+        ),
+        None => unloadable(folder, &error),
+    })
+}
+
 /// Waits for the guest; nothing where whoever started us is gone.
 fn told_to_go() -> Option<Go> {
     let mut said = Vec::new();
@@ -231,6 +272,7 @@ fn state_of(progress: &ServeProgress) -> ServerState {
         reused: progress.reused,
         complete: false,
         problem: progress.problem.clone(),
+        damaged: progress.is_damaged,
     }
 }
 

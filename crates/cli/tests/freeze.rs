@@ -249,7 +249,7 @@ fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
         let (code, _, said) = held.go_on();
         let state = lab.ps("g").expect("listed")["state"].clone();
         if step == "stopping the guest" || step == "prepared" {
-            assert_eq!(code, 1, "{after}: {said}");
+            assert_eq!(code, 5, "{after}: {said}");
             assert!(said.contains("was not frozen"), "{after}: {said}");
             assert_eq!(state, "ended", "{after}");
             lab.restore(&mut guest, &[&tag]).expect("restore");
@@ -261,6 +261,64 @@ fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
         assert_whole(&lab, &mut guest, &after);
         lab.wait_for_memory("g");
     }
+}
+
+/// Its user lets it run while its state is kept: what was kept is of an instant that is past.
+#[test]
+fn a_guest_that_somebody_lets_run_meanwhile_is_not_frozen() {
+    let lab = common::lab();
+    let socket = lab.path().join("user-qmp");
+    let user = format!("unix:{},server=on,wait=off", socket.display());
+    let extra = vec!["-qmp".to_owned(), user];
+    let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("fill 64 noise").expect("fill");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    let ways =
+        [&["freeze", "g"][..], &["freeze", "g", "--no-checksum"], &["freeze", "g", "--to-store"]];
+    for line in ways {
+        for again in [false, true] {
+            let held = HeldCheckpoint::at_with(&lab, line, "kept");
+            let mut qmp = Qmp::connect(&socket).expect("QMP");
+            qmp.execute("cont", json!({})).expect("cont");
+            if again {
+                // Standing still when it is looked at, but not since.
+                qmp.execute("stop", json!({})).expect("stop");
+            }
+            let (code, _, said) = held.go_on();
+            assert_eq!(code, 1, "{line:?}: {said}");
+            assert!(said.contains("somebody let it run"), "{line:?}: {said}");
+            assert!(said.contains("was not frozen"), "{line:?}: {said}");
+            if again {
+                let _ = qmp.execute("cont", json!({}));
+            }
+            assert_eq!(lab.ps("g").expect("listed")["state"], "running", "{line:?}");
+            guest.console.ask("verify").expect("consistent");
+        }
+    }
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    assert_whole(&lab, &mut guest, "frozen after all");
+}
+
+/// A machine goes down while another command has the guest: that is waited for.
+#[test]
+fn another_command_is_waited_for() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
+    lab.dewar(&["freeze", "g"]).failed(1, &["another dewar command"]);
+    let all = ["freeze", "--all", "--wait", "90s"];
+    let freezing = std::thread::scope(|scope| {
+        let freezing = scope.spawn(|| lab.dewar(&all));
+        std::thread::sleep(Duration::from_millis(500));
+        let (code, _, said) = held.go_on();
+        assert_eq!(code, 0, "{said}");
+        freezing.join().expect("it ends")
+    });
+    freezing.done();
+    assert_eq!(lab.ps("g").expect("listed")["state"], "frozen");
+    lab.dewar(&["thaw", "g"]).done();
+    assert_whole(&lab, &mut guest, "after a wait");
 }
 
 #[test]

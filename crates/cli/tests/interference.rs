@@ -306,6 +306,33 @@ fn a_full_disk_does_not_keep_a_guest_from_its_own() {
     drop(small);
 }
 
+/// An upgrade that cannot be noted as done: the guest has moved all the same, and one QEMU is
+/// left of it.
+#[test]
+fn a_full_disk_leaves_one_qemu_of_a_guest_that_has_moved() {
+    let lab = common::lab();
+    let small = journals_disk(&lab);
+    let (mut guest, user) = guest(&lab, &[]);
+    let old = user.peer_pid().expect("pid");
+    drop(user);
+    let held = HeldCheckpoint::at_with(&lab, &["upgrade", "g", "--yes"], "resumed");
+    small.fill().expect("full");
+    let (code, _, said) = held.go_on();
+    assert!(code == 5 && said.contains("No space left"), "{code}: {said}");
+    assert!(!is_alive(old), "nobody lets that one run");
+    small.free().expect("room");
+    wait_until("it is settled", Duration::from_secs(30), || {
+        lab.ps("g").is_some_and(|it| it["state"] == "running")
+            && !lab.root().join("guests/g/handover.json").exists()
+    });
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    let store = format!("file:{}/elsewhere", lab.path().display());
+    lab.dewar(&["checkpoint", "g", "--store", &store]).done();
+    lab.dewar(&["rm", "g", "--force"]).done();
+    drop(small);
+}
+
 /// The same where QEMU dies before there is room again: the overlay is the newest still.
 #[test]
 fn a_full_disk_loses_nothing_of_a_guest_that_dies_then() {

@@ -266,7 +266,7 @@ fn an_old_qemu_that_dies_before_the_end_takes_the_guest_with_it() {
         let old = old["process"]["pid"].as_i64().expect("pid") as i32;
         kill(old, Signal::KILL);
         let (code, _, said) = held.go_on();
-        assert_eq!(code, 1, "{said}");
+        assert_eq!(code, 5, "{said}");
         wait_until("no QEMU", Duration::from_secs(20), || qemus(&lab).is_empty());
         assert_eq!(lab.ps("g").expect("listed")["state"], "ended");
         lab.restore(&mut guest, &["before"]).expect("restore");

@@ -5,9 +5,7 @@ mod common;
 
 use common::{HeldCheckpoint, free_port};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{
-    Console, GuestSpec, Lab, Network, TestGuest, is_alive, kill, next_qemu, web_load,
-};
+use dewar_testkit::{Console, GuestSpec, Lab, Network, TestGuest, kill, next_qemu, web_load};
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
@@ -16,7 +14,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -239,9 +237,20 @@ fn connections_over_a_tap_stay_open() {
     println!("{} answered, the slowest after {:?}", load.answered, load.slowest);
     assert!(load.failed.is_empty(), "{:?}", load.failed);
     assert!(load.answered > 50, "{load:?}");
-    let pid = lab.pid("g").expect("pid");
-    assert!(is_alive(pid));
+    // It was upgraded from outside, and is where it was; it would not be after a thaw there.
+    assert!(network.within(|| fs::read_link("/proc/thread-self/ns/net").ok()) == network_of(&lab));
+    lab.dewar(&["freeze", "g"]).failed(4, &["network namespace", "was not touched"]);
+    network.within(|| {
+        lab.dewar(&["freeze", "g"]).done();
+        lab.dewar(&["thaw", "g"]).done();
+    });
+    assert!(network.within(|| fs::read_link("/proc/thread-self/ns/net").ok()) == network_of(&lab));
     lab.dewar(&["stop", "g", "--now"]).done();
+}
+
+/// The network namespace of the guest's QEMU.
+fn network_of(lab: &Lab) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{}/ns/net", lab.pid("g").expect("pid"))).ok()
 }
 
 /// Ends the load, also where the test fails.
@@ -375,6 +384,56 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
     lab.dewar(&["upgrade", "g", "--qemu", &other])
         .failed(4, &["virtio0", "snapshot.qcow2", "was not touched"]);
     lab.dewar(&["freeze", "g"]).failed(4, &["virtio0", "snapshot.qcow2"]);
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+}
+
+/// A network card and its network, plugged in anew under names of the command line but put
+/// together otherwise: it comes back as it is, not as that line says.
+#[test]
+fn what_took_the_place_of_another_is_told_from_it() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    let spec = spec(&[
+        "-device",
+        "pcie-root-port,id=rp1,chassis=1",
+        "-netdev",
+        "user,id=first",
+        "-device",
+        "virtio-net-pci,id=card,netdev=first,bus=rp1,mac=52:54:00:00:00:01",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", user.display()),
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 2000 1").expect("check");
+    let ask = |command: &str, arguments| {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    };
+    ask("device_del", json!({"id": "card"}));
+    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
+        !devices(&mut Qmp::connect(&user).expect("QMP")).contains(&"card".to_owned())
+    });
+    ask("netdev_del", json!({"id": "first"}));
+    ask("netdev_add", json!({"type": "user", "id": "second", "restrict": true}));
+    let card = json!({
+        "driver": "virtio-net-pci", "id": "card", "netdev": "second", "bus": "rp1",
+        "mac": "52:54:00:00:00:02",
+    });
+    ask("device_add", card);
+    let is_back = |after: &str| {
+        for (property, value) in [("netdev", "second"), ("mac", "52:54:00:00:00:02")] {
+            let about = json!({"path": path_of("card"), "property": property});
+            assert_eq!(ask("qom-get", about), value, "{after}");
+        }
+        let told = ask("human-monitor-command", json!({"command-line": "info network"}));
+        assert!(told.to_string().contains("restrict=on"), "{after}: {told}");
+    };
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).done();
+    is_back("thaw");
+    upgrade(&lab, &mut guest, &["--yes"]);
+    is_back("upgrade");
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
 }

@@ -17,10 +17,10 @@ use crate::cmdline::{Descriptors, RunPlan, TakenOver, Unsupported, inherited, ta
 use crate::guest::QemuGuest;
 use crate::handover::{
     Forward, HandoverError, add_forwards, current_line, forwards, named_ram, plan_on_its_ram,
-    stale_disk,
+    refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
 };
 use crate::journal::Journal;
-use crate::launch::{Launched, end_strays, kill, launch};
+use crate::launch::{Inherited, Launched, end_strays, kill, launch};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{RecoverError, change_settings, journal_of};
 use crate::registry::{GuestFolder, GuestRecord, RamFile};
@@ -77,12 +77,15 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     Ok(record)
 }
 
-/// That the QEMU which thaws it in place has the rights of this one.
+/// That the QEMU which thaws it in place has the rights of this one, and finds its files and
+/// its network.
 ///
 /// # Errors
-/// [`HandoverError::Unsupported`] where it is another user's.
-pub fn check_user(guest: &QemuGuest) -> Result<(), HandoverError> {
-    crate::handover::refuse_another_user(guest.record())
+/// [`HandoverError::Unsupported`] where it is another user's, or in other namespaces.
+pub fn check_place(guest: &QemuGuest) -> Result<(), HandoverError> {
+    refuse_another_user(guest.record())?;
+    refuse_other_files(guest)?;
+    refuse_other_network(guest.record())
 }
 
 /// Stops a guest that is as `checked` says ([`check`]) and returns the state of its
@@ -177,7 +180,7 @@ pub fn start(
     let run = plan(folder, record, machine)
         .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
     let log = folder.file("console.log");
-    Ok(launch(&record.program, &run, &record.folder, &log, &socket, Vec::new())?)
+    Ok(launch(&record.program, &run, &record.folder, &log, &socket, Inherited::default())?)
 }
 
 /// The ports that a guest's user-mode networks forward now, whoever asked for them: its

@@ -1,5 +1,6 @@
 //! A running QEMU as a [`Guest`].
 
+mod noted;
 mod refuse;
 mod userfault;
 
@@ -13,8 +14,8 @@ use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
-use crate::registry::{GuestFolder, GuestRecord, KeptDisk};
-use crate::state::{self, StateChannel};
+use crate::registry::{GuestFolder, GuestRecord};
+use crate::state::StateChannel;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
@@ -24,6 +25,9 @@ use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// What became of what was to stand still.
+const RAN: &str = "somebody let it run while it was to stand still";
 
 /// A QEMU that a command works on. Its folder must be locked.
 #[derive(Debug)]
@@ -180,58 +184,21 @@ impl QemuGuest {
             .map_err(|error| self.failed(operation, error))
     }
 
-    fn journal(&self) -> Result<Journal, GuestError> {
-        match (Journal::load(&self.folder), &self.noted) {
-            (Ok(Some(journal)), _) => Ok(journal),
-            // Somebody took the file: the guest is to be put back all the same.
-            (_, Some(noted)) => Ok(noted.clone()),
-            (found, None) => found
-                .map(Option::unwrap_or_default)
-                .map_err(|error| self.failed("reading the journal", error)),
+    /// That a guest that was stopped has stood still since: its state was saved. One whose
+    /// process has ended has.
+    ///
+    /// # Errors
+    /// Where somebody let it run, or it does not answer.
+    pub fn require_still(&mut self) -> Result<(), GuestError> {
+        let resumes = self.resumes;
+        let ran = self.step("freezing", |qmp, _, _| {
+            Ok::<_, crate::qmp::QmpError>(is_running(qmp)? || qmp.resumes() != resumes)
+        });
+        match ran {
+            Ok(true) => Err(self.failed("freezing", RAN)),
+            Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
+            other => other.map(drop),
         }
-    }
-
-    fn note(&mut self, journal: Journal) -> Result<(), GuestError> {
-        journal.save(&self.folder).map_err(|error| self.failed("writing the journal", error))?;
-        self.noted = Some(journal);
-        Ok(())
-    }
-
-    /// Writes the journal again where its file is gone: whoever puts the guest back goes
-    /// by that. Where this fails it is let run, at least.
-    fn note_again(&mut self) -> Result<(), GuestError> {
-        let Some(noted) = self.noted.clone() else { return Ok(()) };
-        if matches!(Journal::load(&self.folder), Ok(Some(_))) {
-            return Ok(());
-        }
-        let written = self.folder.make().and_then(|()| noted.save(&self.folder));
-        if written.is_err() {
-            let _ = self.step("letting it run", |qmp, _, _| {
-                let _ = noted.stopping.then(|| state::cancel_migration(qmp));
-                recover::resume(qmp, &noted)
-            });
-        }
-        written.map_err(|error| self.failed("writing the journal again", error))
-    }
-
-    /// Notes the disks' own files as they are while all writes go to the overlays: should
-    /// host and guest end now, nobody else may have written them before they are made
-    /// current.
-    fn note_frozen_files(&mut self) -> Result<Journal, GuestError> {
-        let mut journal = self.journal()?;
-        if self.record.arguments.iter().any(|word| word.contains("copy-on-read")) {
-            // Then QEMU writes to them where it reads.
-            return Ok(journal);
-        }
-        for (noted, disk) in journal.disks.iter_mut().zip(&self.found.disks) {
-            let path = self.record.folder.join(&disk.file);
-            // Its time of change, too, is to outlive the host.
-            let synced = fs::File::open(&path).and_then(|file| file.sync_all());
-            noted.kept = synced.ok().and_then(|()| KeptDisk::of(&path));
-        }
-        // Without it nobody is warned; nothing is lost by that alone.
-        let _ = self.note(journal.clone());
-        Ok(journal)
     }
 
     fn plan_journal(&mut self) -> Result<Journal, GuestError> {
@@ -368,9 +335,7 @@ impl Guest for QemuGuest {
             Ok::<_, crate::qmp::QmpError>(disturbed)
         })?;
         match disturbed {
-            true => {
-                Err(self.failed("capturing", "somebody let it run while it was to stand still"))
-            }
+            true => Err(self.failed("capturing", RAN)),
             false => Ok(()),
         }
     }

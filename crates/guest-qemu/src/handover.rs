@@ -53,8 +53,8 @@ pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
 pub(crate) use plan::{
-    ASLEEP, named_ram, plan_on_its_ram, refuse_another_user, refuse_what_changed,
-    refuse_what_is_under_way,
+    ASLEEP, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
+    refuse_other_network, refuse_what_changed, refuse_what_is_under_way,
 };
 
 use crate::cmdline::{Later, Rename};
@@ -223,7 +223,12 @@ fn forward(
     before_end: &mut dyn FnMut(),
 ) -> Result<Moved, HandoverError> {
     handover.stage = Stage::Moved;
-    handover.save(folder)?;
+    if let Err(error) = handover.save(folder) {
+        // It has moved all the same: whoever comes next goes on with it, and until then
+        // nobody may let the old one run.
+        kill(&handover.old);
+        return Err(error.into());
+    }
     let mut problems = Vec::new();
     let mut new = new.or_else(|| handover.connect_new(folder));
     if new.is_none() && handover.new.is_some_and(|new| !new.ends_within(END_WITHIN)) {

@@ -3,7 +3,7 @@
 use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::ProcessId;
-use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, inherit};
+use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, in_network, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -124,8 +124,16 @@ pub fn remove_files(paths: &[PathBuf]) {
     }
 }
 
+/// What a program has from us besides its command line.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Open files, under the numbers that they have here.
+    pub files: Vec<OwnedFd>,
+    /// A network namespace other than ours.
+    pub network: Option<OwnedFd>,
+}
+
 /// Starts `program` with a planned command line; what it prints goes to `log`.
-/// It gets `files` under the numbers that they have here.
 ///
 /// # Errors
 /// Where it does not start; then no process is left.
@@ -135,7 +143,7 @@ pub fn launch(
     folder: &Path,
     log: &Path,
     qmp_path: &Path,
-    files: Vec<OwnedFd>,
+    inherited: Inherited,
 ) -> Result<Launched, LaunchError> {
     let file_error =
         |operation, cause| LaunchError::File { operation, path: log.to_owned(), cause };
@@ -155,12 +163,11 @@ pub fn launch(
         .stdin(Stdio::null())
         .stdout(Stdio::from(printed))
         .stderr(Stdio::from(second));
-    // Not the guest's to know, should it take its QEMU over: a store's password, say.
-    let ours = std::env::vars_os().map(|(name, _)| name);
-    ours.filter(|name| name.as_bytes().starts_with(OUR_VARIABLES)).for_each(|name| {
-        command.env_remove(name);
-    });
-    let mut child = inherit(detach(&mut command), files).spawn().map_err(|cause| {
+    without_ours(&mut command);
+    if let Some(network) = inherited.network {
+        in_network(&mut command, network);
+    }
+    let mut child = inherit(detach(&mut command), inherited.files).spawn().map_err(|cause| {
         LaunchError::Program { program: program.to_owned(), said: cause.to_string() }
     })?;
     let launched = wait_ready(&mut child, program, plan, qmp_path);
@@ -174,6 +181,16 @@ pub fn launch(
         let _ = child.wait();
     }
     launched
+}
+
+/// Takes what is meant for Dewar, a store's password say, out of a program's environment: it is
+/// not the guest's to know, should it take a QEMU over or mislead a tool that reads its disk.
+pub fn without_ours(command: &mut Command) -> &mut Command {
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    ours.filter(|name| name.as_bytes().starts_with(OUR_VARIABLES)).for_each(|name| {
+        command.env_remove(name);
+    });
+    command
 }
 
 fn wait_ready(
@@ -215,7 +232,7 @@ fn said_since(log: &Path, start: u64) -> String {
 }
 
 /// The last lines of a log.
-pub(crate) fn last_words(log: &Path) -> Option<String> {
+pub fn last_words(log: &Path) -> Option<String> {
     let bytes = fs::metadata(log).ok()?.len();
     let said = printed_since(log, bytes.saturating_sub(SHOWN))?;
     let lines: Vec<&str> = said.split("; ").collect();

@@ -6,6 +6,7 @@
 //! hand it over as standard input. Written late, it has no name any more.
 
 use crate::disks::DiskError;
+use crate::launch::without_ours;
 use dewar_kernel::die_with_us;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,7 +31,7 @@ pub(crate) fn create_private(path: &Path) -> Result<File, DiskError> {
 pub(crate) fn run(file: Option<File>, arguments: &[&str]) -> Result<(), DiskError> {
     let mut command = Command::new("qemu-img");
     command.stdin(file.map_or_else(Stdio::null, Stdio::from));
-    let output = die_with_us(command.args(arguments))
+    let output = die_with_us(without_ours(command.args(arguments)))
         .output()
         .map_err(|error| DiskError::File("cannot run qemu-img".to_owned(), error))?;
     if output.status.success() {

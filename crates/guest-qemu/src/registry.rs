@@ -28,6 +28,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often a lock that somebody has is tried again.
+const LOCK_POLL: Duration = Duration::from_millis(50);
 
 /// A problem with a guest's folder.
 #[derive(Debug, thiserror::Error)]
@@ -194,6 +198,22 @@ impl GuestFolder {
     pub fn make(&self) -> Result<(), RegistryError> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
         make.map_err(io_error("create", &self.path))
+    }
+
+    /// Takes the lock, as soon as nobody has it, within `patience`.
+    ///
+    /// # Errors
+    /// As [`GuestFolder::lock`].
+    pub fn lock_within(&self, patience: Duration) -> Result<GuestLock, RegistryError> {
+        let began = Instant::now();
+        loop {
+            match self.lock() {
+                Err(RegistryError::Locked(_)) if began.elapsed() < patience => {
+                    std::thread::sleep(LOCK_POLL);
+                }
+                locked => return locked,
+            }
+        }
     }
 
     /// Makes the folder where it is missing, and takes the lock.

@@ -29,6 +29,18 @@ pub fn die_with_us(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Has the command begin in this network namespace (setns(2)).
+pub fn in_network(command: &mut Command, namespace: OwnedFd) -> &mut Command {
+    // SAFETY: between fork and exec only setns is called, which is a plain system call; the
+    // file lives in the closure, so its number still means it.
+    unsafe {
+        command.pre_exec(move || match libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        })
+    }
+}
+
 /// Lets the command have these files, under the numbers that they have here.
 pub fn inherit(command: &mut Command, files: Vec<OwnedFd>) -> &mut Command {
     // SAFETY: between fork and exec only fcntl is called, which is

@@ -18,7 +18,7 @@ mod signals;
 mod tap;
 mod uffd;
 
-pub use detach::{detach, die_with_us, inherit};
+pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{

@@ -1,7 +1,7 @@
 use crate::apart::own_session;
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
-use crate::failure::{Code, Failure};
+use crate::failure::{Code, Failure, GONE};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
@@ -168,6 +168,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
     match health {
         Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
         Health::Stuck => failure.attention(),
+        Health::Gone => failure.attention().advice(GONE),
         _ => failure,
     }
 }

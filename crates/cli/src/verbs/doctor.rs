@@ -2,6 +2,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
 use crate::ram_dir;
+use dewar_guest_qemu::launch::without_ours;
 use dewar_kernel::{
     Reservation, Task, deadline_limit, free_bytes, is_tracking_supported, open_userfaultfd_device,
 };
@@ -95,7 +96,7 @@ fn root() -> Result<String, String> {
 }
 
 fn version_of(program: &str) -> Result<String, String> {
-    let output = Command::new(program).arg("--version").output();
+    let output = without_ours(Command::new(program).arg("--version")).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().next().unwrap_or_default().to_owned())

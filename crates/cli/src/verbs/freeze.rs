@@ -1,8 +1,8 @@
 //! `freeze`: a guest that needs no process.
 
 use crate::args::FreezeArgs;
-use crate::context::{Context, attach, qmp_failure};
-use crate::failure::{Code, Failure};
+use crate::context::{Context, attach_within};
+use crate::failure::{Code, Failure, GONE};
 use crate::guardian::Guardian;
 use crate::kept::sums_of;
 use crate::output::milliseconds;
@@ -13,7 +13,7 @@ use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{
-    SUMS, check, check_user, end_process, forwarded, remove_kept, state_file, stop_and_save,
+    SUMS, check, check_place, end_process, forwarded, remove_kept, state_file, stop_and_save,
 };
 use dewar_guest_qemu::handover::Forward;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
@@ -36,6 +36,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
             "" => "--to-store".into(),
             url => format!("--to-store={url}").into(),
         }));
+        more.push(format!("--wait={}s", args.wait.as_secs_f64()).into());
         let running = |record: &GuestRecord| record.process.is_alive();
         let end = |_: &Value| "frozen".to_owned();
         let verb = Each { verb: "freeze", doing: "freezing", done: "frozen", end: &end };
@@ -43,11 +44,11 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
-    let (mut guest, folder, lock) = attach(context, name, &progress)?;
+    let (mut guest, folder, lock) = attach_within(context, name, args.wait, &progress)?;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
     if args.to_store.is_none() {
-        check_user(&guest).map_err(|error| untouched(error.into()))?;
+        check_place(&guest).map_err(|error| untouched(error.into()))?;
     }
     let store = args.to_store.as_deref().map(|url| {
         let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;
@@ -65,7 +66,10 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     };
     let frozen = frozen.inspect(|_| progress.signal_at("kept")).and_then(|frozen| {
         let record = GuestRecord { phase: Phase::Frozen, frozen: Some(frozen), ..checked.clone() };
+        guest.require_still()?;
         folder.set_record(&record)?;
+        // Who let it run until now is heard; from here on it ends.
+        guest.require_still()?;
         Ok(record)
     });
     let record = match frozen {
@@ -82,7 +86,10 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
                 return Err(failure.attention().advice("'dewar ps' tries to put it right"));
             }
             guardian.dismiss();
-            return Err(failure);
+            return Err(match health {
+                Health::Gone => failure.attention().advice(GONE),
+                _ => failure,
+            });
         }
     };
     progress.signal_at("on record");
@@ -105,7 +112,6 @@ fn keep_in_place(
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
     let was_running = guest.health() == Health::Running;
-    let forwards = ports(guest)?;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
         tracking.strike_out(folder)?;
@@ -137,7 +143,8 @@ fn keep_in_place(
         sums: checksums,
         disks: disks.filter_map(|path| KeptDisk::of(&path)).collect(),
     };
-    Ok(Frozen { was_running, machine: found.machine.clone(), forwards, kept })
+    let machine = found.machine.clone();
+    Ok(Frozen { was_running, machine, forwards: ports(guest), kept })
 }
 
 /// Takes a checkpoint after which the guest does not go on.
@@ -148,18 +155,18 @@ fn keep_in_store(
     progress: &Progress,
 ) -> Result<Frozen, Failure> {
     let was_running = guest.health() == Health::Running;
-    let forwards = ports(guest)?;
     guest.hold_still()?;
     progress.stage("saving memory");
     let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(()))?;
     let machine = guest.found().machine.clone();
     let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
-    Ok(Frozen { was_running, machine, forwards, kept })
+    Ok(Frozen { was_running, machine, forwards: ports(guest), kept })
 }
 
-/// The ports that it forwards.
-fn ports(guest: &mut QemuGuest) -> Result<Option<Vec<Forward>>, Failure> {
-    Ok(Some(forwarded(guest).map_err(|error| qmp_failure(guest.record(), &error))?))
+/// The ports that it forwards, last of all: its user may add some meanwhile. Of a QEMU that
+/// has ended those of its command line are taken.
+fn ports(guest: &mut QemuGuest) -> Option<Vec<Forward>> {
+    forwarded(guest).ok()
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

@@ -18,9 +18,9 @@ use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
 use dewar_guest_qemu::freeze::forward_again;
-use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
+use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
-use dewar_guest_qemu::revive::{Revival, ReviveError, SavedDisk, load_state, plan_revival, start};
+use dewar_guest_qemu::revive::{Revival, ReviveError, SavedDisk, plan_revival, start};
 use dewar_guest_qemu::{close_userfaultfd_device, maps_file, userfaultfd_origin};
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
@@ -222,8 +222,14 @@ fn bring_back(
     let Revival { machine, plan, regions, .. } = revival;
     let qmp_path = folder.file("qmp.sock");
     let log = folder.file("console.log");
-    let launched =
-        launch(&machine.program, &plan.run, &machine.folder, &log, &qmp_path, Vec::new())?;
+    let launched = launch(
+        &machine.program,
+        &plan.run,
+        &machine.folder,
+        &log,
+        &qmp_path,
+        Inherited::default(),
+    )?;
     let mut qmp = launched.qmp;
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, qmp_path);
@@ -266,9 +272,7 @@ fn bring_back(
         folder.set_record(&record)?;
     }
     progress.stage("loading the devices");
-    load_state(&mut qmp, device_state).map_err(|error| {
-        Failure::new(Code::Failed, format!("loading the device state: {error}"))
-    })?;
+    server::load_served(folder, &record, &mut qmp, device_state)?;
     let ports = record.frozen.take().and_then(|frozen| frozen.forwards);
     let unforwarded = ports.map_or_else(Vec::new, |ports| forward_again(&mut qmp, &ports));
     // From here on the guest may have run: it is never started over.

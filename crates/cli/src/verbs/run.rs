@@ -4,7 +4,7 @@ use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
-use dewar_guest_qemu::launch::{kill, launch, make_ram_files, remove_files};
+use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, RamFile};
 use dewar_guest_qemu::{Qmp, discover};
 use dewar_units::ByteSize;
@@ -33,9 +33,15 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     drop(make_way(&folder, Some(&ram_dir), false)?);
     let before = folder.record().ok();
     let owned_ram = make_ram_files(&plan.regions, 0)?;
-    let launched =
-        launch(&program, &plan, &here, &folder.file("console.log"), &qmp_path, Vec::new())
-            .inspect_err(|_| remove_files(&owned_ram))?;
+    let launched = launch(
+        &program,
+        &plan,
+        &here,
+        &folder.file("console.log"),
+        &qmp_path,
+        Inherited::default(),
+    )
+    .inspect_err(|_| remove_files(&owned_ram))?;
     let started = (program, arguments);
     let record = GuestRecord::new(&args.name, launched.process, started, here, qmp_path);
     let mut record = GuestRecord { ram: ram_files(&plan.regions), owned_ram, ..record };

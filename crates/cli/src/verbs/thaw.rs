@@ -3,7 +3,7 @@
 use crate::args::{RestoreArgs, StoreArgs, ThawArgs};
 use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
-use crate::kept::{all_forwarded, check_memory, listed, read_state, settle_unthawed};
+use crate::kept::{all_forwarded, check_memory, listed, read_state, settle_unthawed, unloadable};
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::ram_dir::OWN;
@@ -136,18 +136,15 @@ fn revive(
     let mut qmp = launched.qmp;
     progress.stage("started");
     record.process = launched.process;
+    record.adopted = false;
     record.qmp = folder.file("qmp.sock");
     // Its taps and sockets are opened anew, by other numbers.
     record.descriptors.clear();
     // Where it cannot be tracked the next checkpoint compares.
     let tracker = tracking.as_ref().and_then(|_| track(&mut qmp, &record));
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        Failure::new(Code::Failed, format!("{what}: {error}"))
-    };
     let mut unforwarded = Vec::new();
-    let loaded = load_state(&mut qmp, state)
-        .map_err(|error| failed("loading the device state", &error))
-        .and_then(|()| {
+    let loaded =
+        load_state(&mut qmp, state).map_err(|error| unloadable(folder, &error)).and_then(|()| {
             progress.stage("loaded");
             if let Some(ports) = &frozen.forwards {
                 unforwarded = forward_again(&mut qmp, ports);

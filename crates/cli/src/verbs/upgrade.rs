@@ -2,7 +2,7 @@
 
 use crate::args::UpgradeArgs;
 use crate::context::{Context, attach};
-use crate::failure::{Code, Failure};
+use crate::failure::{Code, Failure, GONE};
 use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
@@ -139,6 +139,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
     let failure = failure.state(format!("the guest was not moved; {health}"));
     match health {
         Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
+        Health::Gone => failure.attention().advice(GONE),
         _ => failure,
     }
 }

@@ -260,6 +260,13 @@ impl Rewriter<'_> {
             "socket" if self.holder.is_some() && device.get("fd", "").is_some() => {
                 return Err(Unsupported(format!("-chardev socket,id={id}: its peer serves one")));
             }
+            "socket" if self.holder.is_some() => {
+                let who = if option.is_empty() { &id } else { option };
+                self.result.losses.push(format!("'{who}' connects to its server anew"));
+            }
+            "pipe" | "serial" | "tty" | "parallel" | "parport" if self.holder.is_some() => {
+                return Err(Unsupported(format!("-chardev {kind},id={id}: two would read it")));
+            }
             _ => {}
         }
         Ok(())
@@ -311,6 +318,9 @@ impl Rewriter<'_> {
         };
         if self.holder.is_some() && rest.starts_with("udp:") && rest.contains('@') {
             return Err(Unsupported(format!("{value}: its port is taken")));
+        }
+        if self.holder.is_some() && (rest.starts_with("pipe:") || rest.starts_with("/dev/")) {
+            return Err(Unsupported(format!("{value}: two would read it")));
         }
         let Some(mut device) = modern(rest)? else { return Ok(words.to_vec()) };
         let id = format!("dewar-c{}", self.made);

@@ -7,6 +7,7 @@ use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Why it is not known how a guest could be started as it is now.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +32,15 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         return Ok(line.to_vec());
     }
     let plugged = devices(qmp)?;
-    let there = There { devices: &plugged, netdevs: netdevs(qmp)?, nodes: block_names(qmp)? };
+    let mut came_later = HashMap::new();
+    for device in plugged.iter().filter(|device| device.came_later) {
+        came_later.insert(device.id.as_str(), arguments_of(qmp, device)?);
+    }
+    let (netdevs, nodes) = (netdevs(qmp)?, block_names(qmp)?);
+    let there = There { devices: &plugged, came_later, netdevs, nodes };
     let mut now = Vec::new();
     let mut known = Vec::new();
+    let mut networks = Vec::new();
     let mut nameless = 0;
     for argument in arguments(line) {
         let id = id_of(&argument);
@@ -42,13 +49,27 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         if id.as_ref().is_none_or(|(_, id)| there.has(&argument, id)) {
             now.extend_from_slice(&line[argument.at..argument.at + words]);
             known.extend(id);
+            if argument.name == "device" {
+                networks.extend(said_of(&argument, "netdev"));
+            }
         }
     }
     refuse_nameless(qmp, nameless)?;
     let mut added = Vec::new();
     for device in &plugged {
         if !known.contains(&(Names::Devices, device.id.clone())) {
-            added.push(arguments_of(qmp, device)?);
+            added.push(match there.came_later.get(device.id.as_str()) {
+                Some(arguments) => arguments.clone(),
+                None => arguments_of(qmp, device)?,
+            });
+        }
+    }
+    // Another took the place of what the line says of it.
+    for name in networks {
+        let id = (Names::Netdevs, name);
+        if !known.contains(&id) && there.netdevs.iter().any(|(it, _)| *it == id.1) {
+            now.extend(netdev(qmp, &id.1, &there)?);
+            known.push(id);
         }
     }
     for device in hosts_first(added) {
@@ -104,6 +125,8 @@ type Backend = fn(&mut Qmp, &str, &There<'_>) -> Result<[String; 2], CurrentErro
 /// What QEMU has now, by name.
 struct There<'q> {
     devices: &'q [Device],
+    /// What those that came later are made of, by their names.
+    came_later: HashMap<&'q str, Map<String, Value>>,
     /// Network backends, and what is told of them.
     netdevs: Vec<(String, String)>,
     nodes: Vec<String>,
@@ -113,7 +136,9 @@ impl There<'_> {
     /// Whether what an option made is still there.
     fn has(&self, argument: &Argument<'_>, id: &str) -> bool {
         match argument.name {
-            "device" => self.devices.iter().any(|it| it.id == id && is_device(argument, it)),
+            "device" => self.devices.iter().any(|it| {
+                it.id == id && is_device(argument, it, self.came_later.get(it.id.as_str()))
+            }),
             "netdev" => self.netdevs.iter().any(|(it, told)| it == id && is_kind(argument, told)),
             "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
             _ => true,
@@ -121,9 +146,21 @@ impl There<'_> {
     }
 }
 
-/// Whether a device can be the one of this option; if not, another kind of its name came
-/// in its place. One that came later and is of the kind is taken for the same.
-fn is_device(option: &Argument<'_>, device: &Device) -> bool {
+/// What tells a device from another of its kind.
+const MARKS: [&str; 5] = ["chardev", "drive", "mac", "netdev", "serial"];
+
+/// Whether a device can be the one of this option; if not, another of its name came in its
+/// place. One that came later (`made` is what it is made of), and of which nothing else is
+/// known, is taken for the same.
+fn is_device(option: &Argument<'_>, device: &Device, made: Option<&Map<String, Value>>) -> bool {
+    let differs = |key: &&str| {
+        let now = made.and_then(|made| made.get(*key)?.as_str());
+        let said = said_of(option, key);
+        now.zip(said.as_deref()).is_some_and(|(now, said)| !now.eq_ignore_ascii_case(said))
+    };
+    if MARKS.iter().any(differs) {
+        return false;
+    }
     let driver = value_of(option, "driver").unwrap_or_default();
     // `virtio-net` is `virtio-net-pci`.
     let rest = device.kind.strip_prefix(driver.as_str());
@@ -133,6 +170,12 @@ fn is_device(option: &Argument<'_>, device: &Device) -> bool {
 /// Whether what is told of a network backend can be of this option; if not, another of
 /// its name came in its place. Of a hub's port what is told is what it leads to.
 fn is_kind(option: &Argument<'_>, told: &str) -> bool {
+    let (said, now) = (said_of(option, "ifname"), part_of(told, "ifname="));
+    // `%d` is for the kernel to choose.
+    let said = said.filter(|name| !name.contains('%'));
+    if said.zip(now).is_some_and(|(said, now)| said != now) {
+        return false;
+    }
     match (value_of(option, "type").as_deref(), part_of(told, "type=")) {
         (Some("user"), Some(told)) => told != "tap",
         (Some("tap" | "bridge"), Some(told)) => told != "user",
@@ -154,6 +197,11 @@ fn makes_nameless(option: &Argument<'_>, named: bool) -> bool {
 /// What an option says of `key`, which it may give first and without its name.
 fn value_of(option: &Argument<'_>, key: &str) -> Option<String> {
     Properties::parse(option.value?).ok()?.get(key, key)
+}
+
+/// What an option says of `key` by its name.
+fn said_of(option: &Argument<'_>, key: &str) -> Option<String> {
+    Properties::parse(option.value?).ok()?.get(key, "")
 }
 
 /// What is told of a network backend under `key`.
@@ -297,6 +345,15 @@ mod tests {
         let [port, user] = &arguments(&line)[..] else { panic!("{line:?}") };
         assert!(is_kind(port, "index=0,type=user") && is_kind(user, "index=0,type=user"));
         assert!(!is_kind(user, "index=0,type=tap,ifname=t0"));
+        let line = ["-netdev", "tap,id=net1,ifname=t0,script=no"].map(str::to_owned);
+        let tap = &arguments(&line)[0];
+        assert!(is_kind(tap, "index=0,type=tap,ifname=t0,script=no"));
+        assert!(!is_kind(tap, "index=0,type=tap,ifname=t1,script=no"));
+        for line in [["-netdev", "tap,id=net1"], ["-netdev", "tap,id=net1,ifname=vnet%d"]] {
+            let line = line.map(str::to_owned);
+            assert!(is_kind(&arguments(&line)[0], "index=0,type=tap,ifname=t0"), "{line:?}");
+        }
+        assert!(is_kind(port, "index=0,type=tap,ifname=t0"), "what is behind the hub");
     }
 
     #[test]

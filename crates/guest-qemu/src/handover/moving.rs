@@ -3,13 +3,13 @@
 use super::fate::{Fate, fate};
 use super::tap::{self, TapKeeper};
 use super::{
-    Handover, HandoverError, Plan, SOCKET, Stage, back, forward, refuse_what_changed,
+    Handover, HandoverError, Plan, SOCKET, Stage, back, forward, forwards, refuse_what_changed,
     refuse_what_is_under_way,
 };
 use crate::discover::{map_ram_files, maps_file};
 use crate::guest::{QemuGuest, close_userfaultfd_device, uffd_origin};
 use crate::journal::Journal;
-use crate::launch::{Launched, launch};
+use crate::launch::{Inherited, Launched, launch};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{change_settings, is_running, journal_of};
 use crate::registry::GuestRecord;
@@ -26,8 +26,8 @@ pub struct Waiting<'g> {
     guest: &'g mut QemuGuest,
     handover: Handover,
     new: Option<Qmp>,
-    /// Ends when the new QEMU has the guest or is gone.
-    _keeper: TapKeeper,
+    /// Until the new QEMU has set its taps up: the guest that it loads has its own way.
+    keeper: Option<TapKeeper>,
     done: bool,
 }
 
@@ -55,12 +55,16 @@ impl Plan {
         let parameters = qmp.execute("query-migrate-parameters", json!({}))?;
         let journal = journal_of(qmp, self.bitmaps)?;
         let mut renames = self.taken.renames;
+        let (mut headers, taps) = self.headers;
+        // Its user may have been asked meanwhile, and the guest have booted.
+        tap::look_again(&mut headers, &taps);
         let next = GuestRecord {
             program: self.program.clone(),
             arguments: self.line,
             descriptors: self.taken.descriptors,
             qmp: guest.folder.file("qmp.sock"),
             ram: self.ram,
+            adopted: false,
             ..record.clone()
         };
         let socket = guest.folder.file(SOCKET);
@@ -75,17 +79,18 @@ impl Plan {
             renames,
             later: self.taken.later,
             forwards: self.forwards,
-            taps: self.headers.0,
+            taps: headers,
             capabilities,
             parameters,
         };
         let folder = guest.folder.clone();
-        let keeper = TapKeeper::start(self.headers.1);
-        let mut waiting = Waiting { guest, handover, new: None, _keeper: keeper, done: false };
+        let keeper = Some(TapKeeper::start(taps));
+        let mut waiting = Waiting { guest, handover, new: None, keeper, done: false };
         waiting.handover.save(&folder)?;
         journal.save(&folder)?;
         let log = folder.file("console.log");
-        let launched = launch(&self.program, &self.run, &record.folder, &log, &socket, self.files)?;
+        let inherited = Inherited { files: self.files, network: self.network };
+        let launched = launch(&self.program, &self.run, &record.folder, &log, &socket, inherited)?;
         waiting.take(launched, self.bitmaps)?;
         Ok(waiting)
     }
@@ -109,8 +114,11 @@ impl Waiting<'_> {
         if status["status"] != "inmigrate" {
             return Err(unfit("does not wait for the guest"));
         }
-        // It has set its taps up by now. The keeper may not have had its turn yet.
-        tap::restore(&self.handover.old, &self.handover.taps);
+        // It has set its taps up by now. The keeper may not have had its turn yet; later it
+        // would be in the way of a guest that boots, or that is loaded.
+        drop(self.keeper.take());
+        tap::restore(&self.handover.old, &std::mem::take(&mut self.handover.taps));
+        self.handover.save(&self.guest.folder)?;
         let needed = state::capabilities_to_change(&mut qmp, bitmaps)?;
         state::set_capabilities(&mut qmp, needed.into_iter().map(|(name, now)| (name, !now)))?;
         let ignores = qmp.execute("query-migrate-capabilities", json!({}))?;
@@ -167,6 +175,7 @@ impl Waiting<'_> {
         // Starting the new QEMU took a while; the user was not kept out.
         refuse_what_is_under_way(self.guest)?;
         refuse_what_changed(self.guest, &self.handover.next.arguments)?;
+        self.handover.forwards = forwards::forwards(&mut self.guest.qmp)?;
         self.handover.was_running = is_running(&mut self.guest.qmp)?;
         journal.was_running = self.handover.was_running;
         journal.stopping = true;

@@ -13,7 +13,9 @@ use crate::discover::maps_file;
 use crate::guest::QemuGuest;
 use crate::registry::{GuestRecord, RamFile};
 use serde_json::{Value, json};
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why a sleeping guest is left where it is.
@@ -37,6 +39,8 @@ pub struct Plan {
     pub(super) forwards: Vec<Forward>,
     /// Whether QEMU tracks writes to disks, so that the tracking moves too.
     pub(super) bitmaps: bool,
+    /// The network namespace that the new QEMU is to begin in, where it is not ours.
+    pub(super) network: Option<OwnedFd>,
 }
 
 impl Plan {
@@ -49,6 +53,10 @@ impl Plan {
         let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
         refuse_what_is_under_way(guest)?;
         refuse_another_user(&record)?;
+        refuse_other_files(guest)?;
+        let network = other_network(record.process.pid).map_err(|error| {
+            unfit(format!("its network namespace cannot be looked at: {error}"))
+        })?;
         let scratch = guest.folder.file("");
         let (qmp, process) = (&mut guest.qmp, &guest.process);
         let line =
@@ -70,7 +78,7 @@ impl Plan {
         let bitmaps = has_bitmaps(guest)?;
         let program = program.to_owned();
         let headers = (headers, all_taps);
-        Ok(Self { program, line, run, ram, files, headers, taken, forwards, bitmaps })
+        Ok(Self { program, line, run, ram, files, headers, taken, forwards, bitmaps, network })
     }
 
     /// What the guest's users will lose, each a sentence.
@@ -130,6 +138,63 @@ pub(crate) fn refuse_another_user(record: &GuestRecord) -> Result<(), HandoverEr
         }
         _ => Ok(()),
     }
+}
+
+/// That the names of a guest's files mean to us, and to a QEMU that we start, what they mean
+/// to its own: it may be in another mount namespace.
+pub(crate) fn refuse_other_files(guest: &QemuGuest) -> Result<(), HandoverError> {
+    let record = guest.record();
+    let pid = record.process.pid;
+    if is_same_namespace(pid, "mnt") {
+        return Ok(());
+    }
+    let of = |path: PathBuf| fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
+    let theirs = |path: &Path| {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        of(Path::new(&format!("/proc/{pid}/root")).join(below))
+    };
+    let disks = guest.found.disks.iter().map(|disk| record.folder.join(&disk.file));
+    let ram = record.ram.iter().map(|file| file.path.clone());
+    let files = [record.folder.clone(), record.program.clone()].into_iter().chain(ram).chain(disks);
+    match files.into_iter().find(|path| theirs(path) != of(path.clone())) {
+        None => Ok(()),
+        Some(path) => {
+            let why = format!(
+                "its QEMU has another {} than 'dewar' (it is in another mount namespace): do it \
+                 from within ('nsenter -t {pid} -m -n dewar ...')",
+                path.display()
+            );
+            Err(HandoverError::Unsupported(record.name.clone(), why))
+        }
+    }
+}
+
+/// That a QEMU that we start later is in the network that the guest has now.
+pub(crate) fn refuse_other_network(record: &GuestRecord) -> Result<(), HandoverError> {
+    if is_same_namespace(record.process.pid, "net") {
+        return Ok(());
+    }
+    let why = format!(
+        "its QEMU is in another network namespace, and would not be when it is thawed: freeze and \
+         thaw it from within ('nsenter --net=/proc/{}/ns/net dewar ...')",
+        record.process.pid
+    );
+    Err(HandoverError::Unsupported(record.name.clone(), why))
+}
+
+/// The network namespace of a process, where it is not ours.
+fn other_network(process: i32) -> std::io::Result<Option<OwnedFd>> {
+    if is_same_namespace(process, "net") {
+        return Ok(None);
+    }
+    File::open(format!("/proc/{process}/ns/net")).map(|file| Some(file.into()))
+}
+
+/// Whether a process and we are in the same namespace of a kind (namespaces(7)). One that
+/// may not be looked at counts as the same: it is of another user, which is refused.
+fn is_same_namespace(process: i32, kind: &str) -> bool {
+    let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
+    of(&process.to_string()).is_none_or(|theirs| Some(theirs) == of("self"))
 }
 
 /// That a guest is still what `line`, its present command line of a while ago, says:

@@ -30,6 +30,13 @@ pub(super) struct TapHeader {
     pub(super) bytes: i32,
 }
 
+/// Notes how long the headers are now; `taps` are copies of the same ones.
+pub(super) fn look_again(headers: &mut [TapHeader], taps: &[OwnedFd]) {
+    for (header, tap) in headers.iter_mut().zip(taps) {
+        header.bytes = tap_header_bytes(tap).unwrap_or(header.bytes);
+    }
+}
+
 /// Keeps headers as they are while it lives.
 #[derive(Debug)]
 pub(super) struct TapKeeper {
