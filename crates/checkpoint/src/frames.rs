@@ -7,6 +7,8 @@ use dewar_units::{PAGE_BYTES, PageNumber};
 
 /// Pages of a dirty store that are read together.
 const KEYED_TOGETHER: u64 = 64;
+/// A key there holds 512 pages.
+const STRETCHES_IN_KEY: u64 = 512 / KEYED_TOGETHER;
 
 /// What pages have in common that are read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +17,16 @@ pub(crate) enum Together {
     Frame { segment: u64, frame: u16 },
     /// A source and a stretch of page numbers.
     Keyed { source: u32, stretch: u64 },
+}
+
+impl Together {
+    /// The source and the key there, of pages in a dirty store.
+    pub(crate) fn part(self) -> Option<(u32, u64)> {
+        match self {
+            Self::Keyed { source, stretch } => Some((source, stretch / STRETCHES_IN_KEY)),
+            Self::Frame { .. } => None,
+        }
+    }
 }
 
 /// Pages that are read together, in the order of their numbers.
@@ -107,6 +119,11 @@ impl Group {
         if let Together::Frame { segment, .. } = self.together {
             image.read_ahead(segment);
         }
+    }
+
+    /// Its dirty store and the key there, where it is in one.
+    pub(crate) fn part(&self) -> Option<(u32, u64)> {
+        self.together.part()
     }
 
     /// Its dirty store, where it is in one.

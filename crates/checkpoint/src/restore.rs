@@ -1,6 +1,8 @@
 //! Bringing a guest's memory back.
 
+mod away;
 mod dead;
+mod missing;
 mod serve;
 
 use crate::CheckpointError;

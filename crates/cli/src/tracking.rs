@@ -110,7 +110,9 @@ pub fn base(
     });
     if let Some((image, known)) = tracked {
         if fits(image.record(), ram) {
-            return Ok(Some((image, Some(known))));
+            // What cannot be read there is stored anew where it is compared.
+            let known = Some(known).filter(|_| !image.has_lost_pages());
+            return Ok(Some((image, known)));
         }
     }
     let (records, _) = store.records()?;

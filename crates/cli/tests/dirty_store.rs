@@ -4,7 +4,9 @@
 mod common;
 
 use common::{HeldCheckpoint, assert_exact_with};
-use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, RedisServer, TestGuest, kill, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
 use std::time::Duration;
 
 fn guest(lab: &Lab) -> TestGuest {
@@ -111,7 +113,9 @@ fn a_guest_lives_in_two_stores() {
     lab.dewar(&line).done();
     server.kill().expect("kill");
     lab.dewar(&["delete", "lost"]).failed(1, &[&server.url(), "--only-here"]);
-    lab.dewar(&["gc"]).failed(1, &[&server.url(), "freed"]);
+    let left = lab.dewar(&["gc"]);
+    assert_eq!(left.json()["exit_code"], 1);
+    left.failed(1, &[&server.url(), "gc --only-here"]);
     lab.dewar(&["delete", "lost", "--only-here"]).done();
     lab.dewar(&["gc"]).done();
 }
@@ -152,6 +156,95 @@ fn whoever_dies_in_the_middle_nothing_is_left() {
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
+}
+
+/// A server that comes back without what it had taken is noticed before a checkpoint is
+/// made that lacks it, also where an earlier checkpoint had put it there.
+#[test]
+fn a_dirty_store_that_forgot_is_noticed() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let url = server.url();
+    let split = ["checkpoint", "g", "--full", "--dirty-store", &url, "--epoch", "30ms"];
+    let forget = || {
+        assert!(keys(&server) > 0);
+        assert_eq!(server.ask(&["flushall"]).expect("flush").trim(), "OK");
+    };
+    let held = HeldCheckpoint::at_with(&lab, &split, "captured");
+    forget();
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("the store has lost it"), "{code}: {said}");
+    assert!(said.contains("no checkpoint was made; the guest is running"), "{said}");
+    assert_eq!(keys(&server), 0, "nothing is left of it");
+
+    // Of which the next one would share what was not written since.
+    lab.dewar(&split).done();
+    let held = HeldCheckpoint::at(&lab, "g", "captured");
+    forget();
+    let (code, _, said) = held.go_on();
+    assert!(
+        code == 1 && said.contains("since an earlier checkpoint put it there"),
+        "{code}: {said}"
+    );
+    assert!(said.contains("the guest is running"), "{said}");
+    lab.dewar(&["checkpoint", "g", "--tag", "whole"]).done();
+    lab.dewar(&["verify", "whole"]).done();
+    guest.console.ask("count").expect("the guest goes on");
+}
+
+/// While a dirty store is away, pages of the other store arrive.
+#[test]
+fn a_lazy_guest_waits_for_the_pages_of_the_store_alone_that_is_away() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let split = ["--dirty-store", &server.url(), "--epoch", "30ms"];
+    let told = lab.dewar(&[&["checkpoint", "g"], &split[..]].concat()).done().json();
+    let keyed = told["pages"]["dirty_store"].as_u64().expect("pages");
+    assert!(keyed > 1000, "{told}");
+    lab.crash("g");
+    let held = HeldCheckpoint::at_with(&lab, &["restore", "g"], "starting the page server");
+    server.kill().expect("kill");
+    kill(held.pid, Signal::CONT);
+    let state = lab.root().join("guests/g/server.json");
+    let number = |state: &Value, key: &str| state[key].as_u64().unwrap_or(0);
+    wait_until("the other store's pages", Duration::from_secs(20), || {
+        let state = std::fs::read(&state).unwrap_or_default();
+        let state: Value = serde_json::from_slice(&state).unwrap_or_default();
+        number(&state, "of") > 0 && number(&state, "arrived") + keyed >= number(&state, "of")
+    });
+    server.start_again().expect("start");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 0, "{said}");
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("count").expect("the guest goes on");
+    lab.wait_for_memory("g");
+}
+
+/// What a killed checkpoint left in a server that never comes back.
+#[test]
+fn a_dirty_store_that_is_gone_for_good_is_given_up() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let url = server.url();
+    let line = ["checkpoint", "g", "--dirty-store", &url, "--epoch", "30ms"];
+    let held = HeldCheckpoint::at_with(&lab, &line, "captured");
+    server.kill().expect("kill");
+    held.kill();
+    wait_until("the guest runs on", Duration::from_secs(20), || {
+        lab.ps("g").is_some_and(|it| it["state"] == "running")
+    });
+    let left = lab.dewar(&["gc"]);
+    assert_eq!(left.json()["dirty_removed"], 0, "what was done is told");
+    left.failed(1, &[&url, "gc --only-here"]);
+    lab.dewar(&["gc", "--only-here"]).done();
+    lab.dewar(&["gc"]).done();
+    guest.console.ask("count").expect("the guest goes on");
 }
 
 #[test]

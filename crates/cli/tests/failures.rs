@@ -323,34 +323,6 @@ fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
 }
 
 #[test]
-fn a_lazy_restore_never_replaces_a_damaged_page() {
-    let lab = common::lab();
-    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
-    guest.console.ask("fill 100 noise").expect("fill");
-    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
-    lab.crash("g");
-    // Noise lies in raw frames: find a segment's middle.
-    let segments = files(&lab.store().join("segments"));
-    let largest =
-        segments.iter().max_by_key(|path| path.metadata().expect("stat").len()).expect("segment");
-    let good = std::fs::read(largest).expect("read");
-    let mut bad = good.clone();
-    let middle = bad.len() / 2;
-    bad[middle] ^= 1;
-    std::fs::write(largest, bad).expect("write");
-    lab.restore(&mut guest, &["t"]).expect("the guest starts: damage is found when it is read");
-    dewar_testkit::wait_until("the server's word", std::time::Duration::from_secs(20), || {
-        let lazy = lab.ps("g").expect("listed")["lazy_restore"].clone();
-        assert_eq!(lazy["complete"], false, "a damaged page is never given up");
-        lazy["problem"].as_str().is_some_and(|problem| problem.contains("page "))
-    });
-    // The store is mended: the waiting pages arrive.
-    std::fs::write(largest, good).expect("write");
-    lab.wait_for_memory("g");
-    guest.console.ask("count").expect("the guest goes on");
-}
-
-#[test]
 fn what_cannot_be_run_is_refused_before_it_starts() {
     let lab = common::lab();
     let qemu = qemu();

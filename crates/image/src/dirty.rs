@@ -113,10 +113,7 @@ impl KeyedPages {
             let slots: Vec<Slot> = group.iter().map(|(page, _)| slot(*page)).collect();
             let values = self.redis.get_pages(&self.owner, leaf(group[0].0), &slots)?;
             for ((page, seal), value) in group.iter().zip(values) {
-                let damaged = |problem: &str| {
-                    let place = format!("page {page} ({} of {})", self.owner, self.redis.name());
-                    ImageError::damaged(place, problem)
-                };
+                let damaged = |problem: &str| ImageError::damaged(self.place(*page), problem);
                 let value = value.ok_or_else(|| damaged("it is not there any more"))?;
                 let (codec, payload) = self.parse(*page, *seal, &value).map_err(damaged)?;
                 decoder
@@ -126,6 +123,30 @@ impl KeyedPages {
             }
         }
         Ok(())
+    }
+
+    /// That pages, in ascending order of their numbers, are there as they were put last.
+    pub(crate) fn require(&self, pages: &[(PageNumber, u64)]) -> Result<(), ImageError> {
+        for group in pages.chunk_by(|(a, _), (b, _)| leaf(*a) == leaf(*b)) {
+            let slots: Vec<Slot> = group.iter().map(|(page, _)| slot(*page)).collect();
+            let heads =
+                self.redis.page_heads(&self.owner, leaf(group[0].0), &slots, HEADER_BYTES)?;
+            let found = heads.iter().map(|head| {
+                let checksum = head.as_ref()?.get(CHECKSUM_AT..HEADER_BYTES)?;
+                Some(seal(u128::from_le_bytes(checksum.try_into().ok()?)))
+            });
+            if let Some(((page, _), _)) =
+                group.iter().zip(found).find(|((_, sealed), found)| *found != Some(*sealed))
+            {
+                return Err(ImageError::damaged(self.place(*page), "the store has lost it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A page as it is told of.
+    fn place(&self, page: PageNumber) -> String {
+        format!("page {page} ({} of {})", self.owner, self.redis.name())
     }
 
     /// Forgets pages, in ascending order of their numbers.
@@ -288,6 +309,20 @@ pub(crate) fn images_in(url: &str, store_id: &str) -> Result<Vec<ImageId>, Image
 
 pub(crate) fn owner(store_id: &str, image: &ImageId) -> String {
     format!("{store_id}/{image}")
+}
+
+/// The first of an image's pages, in ascending order, that a dirty store has lost, if it
+/// answers.
+pub(crate) fn first_lost(
+    source: &KeyedSource,
+    store_id: &str,
+    pages: &[(PageNumber, u64)],
+) -> Option<String> {
+    let known = KeyedPages::open(source, store_id, Duration::ZERO).ok()?;
+    match known.require(pages) {
+        Err(ImageError::Damaged { place, .. }) => Some(place),
+        _ => None,
+    }
 }
 
 /// That a dirty store answers.

@@ -130,7 +130,18 @@ impl Backend for Folder {
         if how == Hold::New {
             return make_held(&path).map(held).map_err(ImageError::io("create", &path));
         }
-        let opened = unless_missing(File::open(&path)).map_err(ImageError::io("open", &path))?;
+        let opened = match how {
+            Hold::Shared => File::open(&path),
+            // NFS locks for one alone only what may be written.
+            _ => File::options().read(true).write(true).open(&path).or_else(|error| {
+                use ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+                match error.kind() {
+                    PermissionDenied | ReadOnlyFilesystem => File::open(&path),
+                    _ => Err(error),
+                }
+            }),
+        };
+        let opened = unless_missing(opened).map_err(ImageError::io("open", &path))?;
         let Some(file) = opened else { return Ok(Holding::Missing) };
         let lock = match how {
             Hold::AloneAfterAll => FlockOperation::LockExclusive,
@@ -229,8 +240,13 @@ impl Held for HeldFile {
 fn make_held(path: &Path) -> std::io::Result<File> {
     let mut part = path.as_os_str().to_owned();
     part.push(PART);
-    let file = files::private_options().write(true).create_new(true).open(&part)?;
+    // One that died in between left it, and nothing in it.
+    let file = files::private_options().write(true).create(true).truncate(false).open(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    if !is_at(&file, Path::new(&part))? {
+        // Somebody else's, who was faster.
+        return Err(ErrorKind::AlreadyExists.into());
+    }
     fs::rename(&part, path)?;
     Ok(file)
 }

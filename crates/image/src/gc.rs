@@ -27,7 +27,7 @@
 use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
 use crate::store::segment_name;
-use crate::{Entry, ImageError, ImageId, KeyedSource, Store, dirty, lease};
+use crate::{Entry, ImageError, ImageId, KeyedSource, Place, Store, dirty, lease};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 const FOLDER: &str = "segments";
@@ -44,7 +44,9 @@ pub struct Collected {
     pub disks_removed: u64,
     /// Images that are gone and had pages in a dirty store.
     pub dirty_removed: u64,
-    /// Why a dirty store was left as it is.
+    /// Why the first segment was left as it is that could not be compacted.
+    pub compact_problem: Option<String>,
+    /// Why the first dirty store was left as it is that was.
     pub dirty_problem: Option<String>,
     /// Bytes that segments and disk copies gave back.
     pub bytes_freed: u64,
@@ -55,7 +57,8 @@ pub struct Collected {
 ///
 /// # Errors
 /// Where an image's record or page table cannot be read: then it is not known
-/// what it needs, and nothing is removed.
+/// what it needs, and nothing is removed. A segment that cannot be compacted, and a dirty
+/// store that is away, are told in what is returned.
 pub fn collect(
     store: &Store,
     dry_run: bool,
@@ -72,29 +75,26 @@ pub fn collect(
     let needed = Needed::of(store, &mut progress)?;
     let mut collected = Collected::default();
     let images = needed.images;
-    let segments = images + existing.len() as u64;
-    let steps = segments + disks.len() as u64;
-    for (done, (number, bytes)) in (images..).zip(existing) {
-        progress(done, steps);
-        if leased.contains(&segment_name(number)) {
+    let steps = images + existing.len() as u64 + disks.len() as u64;
+    let mut done = images..;
+    let mut step = || progress(done.next().unwrap_or(steps), steps);
+    // First what nobody needs: to write a segment anew takes room.
+    let mut shared = Vec::new();
+    for (number, bytes) in existing {
+        let name = segment_name(number);
+        if leased.contains(&name) || needed.named.contains(&number) {
+            shared.push((number, bytes));
             continue;
         }
-        if !needed.named.contains(&number) {
-            collected.segments_removed += 1;
-            collected.bytes_freed += bytes;
-            if !dry_run && !swept.contains(&segment_name(number)) {
-                store.backend().remove(&segment_name(number))?;
-            }
-            continue;
-        }
-        let kept = needed.frames.get(&number);
-        if let Some(freed) = compact(store, number, bytes, kept, dry_run)? {
-            collected.segments_compacted += 1;
-            collected.bytes_freed += freed;
+        step();
+        collected.segments_removed += 1;
+        collected.bytes_freed += bytes;
+        if !dry_run && !swept.contains(&name) {
+            store.backend().remove(&name)?;
         }
     }
-    for (done, (name, bytes)) in (segments..).zip(disks) {
-        progress(done, steps);
+    for (name, bytes) in disks {
+        step();
         let object = format!("{DISKS}/{name}");
         let is_needed = leased.contains(&object) || needed.disks.contains(&object);
         if is_needed || !is_disk_copy(&name) {
@@ -106,11 +106,29 @@ pub fn collect(
             store.backend().remove(&object)?;
         }
     }
-    // What was freed is told also where a dirty store is away.
-    match collect_dirty(store, &needed.sources, dry_run) {
-        Ok(removed) => collected.dirty_removed = removed,
-        Err(why) => collected.dirty_problem = Some(why.to_string()),
+    for (number, bytes) in shared {
+        step();
+        if leased.contains(&segment_name(number)) {
+            continue;
+        }
+        match compact(store, number, bytes, needed.frames.get(&number), dry_run) {
+            Ok(None) => {}
+            Ok(Some(freed)) => {
+                collected.segments_compacted += 1;
+                collected.bytes_freed += freed;
+            }
+            // It stays as it is. Where the store itself refuses, so do the others.
+            Err(why) => {
+                collected.compact_problem.get_or_insert(why.to_string());
+                if matches!(why, ImageError::Store { .. }) {
+                    break;
+                }
+            }
+        }
     }
+    // What was freed is told also where a dirty store is away.
+    (collected.dirty_removed, collected.dirty_problem) =
+        collect_dirty(store, &needed.sources, dry_run)?;
     if !dry_run {
         store.sweep()?;
         store.backend().settle(FOLDER)?;
@@ -125,19 +143,29 @@ pub fn collect(
 /// its record is: so an image that is found there and has neither afterwards
 /// will never have either. What a newer image shares is needed by one before.
 /// One server may be known by several URLs: an image that is named with any of
-/// them is left alone.
+/// them is left alone. Returns of how many images pages were removed, and why the first
+/// store was left as it is that was.
 fn collect_dirty(
     store: &Store,
     needed: &BTreeSet<KeyedSource>,
     dry_run: bool,
-) -> Result<u64, ImageError> {
+) -> Result<(u64, Option<String>), ImageError> {
     let known = lease::named(store.backend())?;
     let by_leases = known.iter().filter_map(|line| dirty::parse_lease_line(line));
     let by_records = needed.iter().map(|source| source.store.as_str());
     let urls: BTreeSet<&str> = by_records.chain(by_leases.map(|(_, url)| url)).collect();
-    let mut removed = 0;
+    let (mut removed, mut problem) = (0, None);
+    let mut left = |why: ImageError| {
+        problem.get_or_insert(why.to_string());
+    };
     for url in urls {
-        let images = dirty::images_in(url, &store.id())?;
+        let images = match dirty::images_in(url, &store.id()) {
+            Ok(images) => images,
+            Err(why) => {
+                left(why);
+                continue;
+            }
+        };
         let leases = lease::named_by_the_living(store.backend())?;
         let leased: HashSet<&str> =
             leases.iter().filter_map(|line| Some(dirty::parse_lease_line(line)?.0)).collect();
@@ -147,13 +175,12 @@ fn collect_dirty(
             if is_needed || leased.contains(owner.as_str()) || store.has_record(&image)? {
                 continue;
             }
-            removed += 1;
-            if !dry_run {
-                dirty::remove(url, &owner)?;
-            }
+            let gone = if dry_run { Ok(()) } else { dirty::remove(url, &owner) };
+            removed += u64::from(gone.is_ok());
+            gone.unwrap_or_else(&mut left);
         }
     }
-    Ok(removed)
+    Ok((removed, problem))
 }
 
 /// What all images need.
@@ -190,17 +217,31 @@ impl Needed {
             needed.named.extend(record.all_segments());
             needed.disks.extend(record.disks.iter().flat_map(|disk| store.disk_objects(disk)));
             needed.sources.extend(record.keyed.values().cloned());
-            image.visit_entries(&mut seen, |level| needed.add(level))?;
-            needed.add(&record.device_state.entries);
-            needed.add(&record.hot_pages.entries);
-            record.print_lists().for_each(|blob| needed.add(&blob.entries));
+            let mut unknown = None;
+            image.visit_entries(&mut seen, |level| needed.add(level, &mut unknown))?;
+            let blobs = [&record.device_state, &record.hot_pages].into_iter();
+            let blobs = blobs.chain(record.print_lists());
+            blobs.for_each(|blob| needed.add(&blob.entries, &mut unknown));
+            if let Some(Entry(entry)) = unknown {
+                let problem = format!("entry {entry:#x} is unknown");
+                return Err(ImageError::TooNew { place: format!("checkpoint {id}"), problem });
+            }
         }
         Ok(needed)
     }
 
-    fn add(&mut self, entries: &[Entry]) {
+    /// Notes what entries lead to, or that it is not known of one.
+    fn add(&mut self, entries: &[Entry], unknown: &mut Option<Entry>) {
         let mut last = None;
-        for at in entries.iter().filter_map(|entry| entry.packed_at()) {
+        for entry in entries {
+            let at = match entry.place() {
+                Ok(Place::Packed(at)) => at,
+                Ok(Place::Zeros | Place::Keyed(_)) => continue,
+                Err(entry) => {
+                    *unknown = Some(entry);
+                    continue;
+                }
+            };
             let place = (at.segment, at.frame);
             if last != Some(place) {
                 self.frames.entry(at.segment).or_default().insert(at.frame);
@@ -259,4 +300,19 @@ fn segments_in(store: &Store) -> Result<BTreeMap<u64, u64>, ImageError> {
     let listed = store.backend().list(FOLDER)?;
     let number = |name: &str| u64::from_str_radix(name.strip_suffix(".seg")?, 16).ok();
     Ok(listed.iter().filter_map(|(name, bytes)| Some((number(name)?, *bytes))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_an_unknown_kind_may_need_anything() {
+        let (mut needed, mut unknown) = (Needed::default(), None);
+        needed.add(&[Entry::ZERO], &mut unknown);
+        assert_eq!(unknown, None);
+        let newer = Entry(3);
+        needed.add(&[newer, Entry::ZERO], &mut unknown);
+        assert_eq!(unknown, Some(newer));
+    }
 }

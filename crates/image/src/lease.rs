@@ -58,8 +58,9 @@ impl WriterLease {
     }
 }
 
-/// Removes what dead writers left.
-pub(crate) fn sweep(store: &Store) -> Result<(), ImageError> {
+/// Removes what dead writers left. With `only_here` nothing waits for a dirty store that
+/// does not answer: what is there stays there.
+pub(crate) fn sweep(store: &Store, only_here: bool) -> Result<(), ImageError> {
     for (object, _) in store.backend().list(FOLDER)? {
         if !object.ends_with(SUFFIX) {
             continue;
@@ -68,6 +69,7 @@ pub(crate) fn sweep(store: &Store) -> Result<(), ImageError> {
         let Holding::Held(held) = store.backend().hold(&name, Hold::Alone)? else { continue };
         match remove_named(store, &name) {
             Ok(Left::Nothing) => held.remove()?,
+            Ok(Left::InDirtyStore) if only_here => held.remove()?,
             // Of a record that cannot be read it is not known what it needs.
             Ok(Left::InDirtyStore)
             | Err(

@@ -1,12 +1,12 @@
 use crate::backend::Held;
-use crate::dirty::KeyedPages;
+use crate::dirty::{self, KeyedPages};
 use crate::frame::FRAME_HEADER_BYTES;
 use crate::segment::SegmentFile;
 use crate::table::{self, Table};
 use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -188,6 +188,24 @@ impl ImageReader {
         Ok(cache.pages())
     }
 
+    /// Whether a dirty store that answers has lost pages of the image.
+    pub fn has_lost_pages(&self) -> bool {
+        let mut needed: BTreeMap<u32, Vec<(PageNumber, u64)>> = BTreeMap::new();
+        let entries = match self.record.keyed.is_empty() {
+            true => Vec::new(),
+            false => self.entries().unwrap_or_default(),
+        };
+        for (page, entry) in entries.iter().enumerate() {
+            if let Ok(Place::Keyed(at)) = entry.place() {
+                needed.entry(at.source).or_default().push((PageNumber(page as u64), at.seal));
+            }
+        }
+        needed.iter().any(|(source, pages)| {
+            let known = self.record.keyed.get(source);
+            known.is_some_and(|it| dirty::first_lost(it, &self.store.id(), pages).is_some())
+        })
+    }
+
     /// Bounds how long what fails in its stores is tried again, for somebody who
     /// comes back to it by himself.
     pub fn set_patience(&self, patience: Duration) {
@@ -330,8 +348,8 @@ impl ImageReader {
             header.expand(payload, &mut cache.decoder, &mut cache.pages)
         };
         read(cache).or_else(|error| match error {
-            // A collection may have replaced it since we opened it.
-            ImageError::Damaged { .. } if self.store.folder().is_none() => {
+            // A collection may have replaced it since we opened it, also on another host.
+            ImageError::Damaged { .. } | ImageError::Io { .. } => {
                 self.segments().remove(&segment);
                 read(cache)
             }

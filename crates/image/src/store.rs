@@ -138,7 +138,16 @@ impl Store {
     /// # Errors
     /// Where the store cannot be read or written.
     pub fn sweep(&self) -> Result<(), ImageError> {
-        lease::sweep(self)
+        lease::sweep(self, false)
+    }
+
+    /// The same without what is in dirty stores that do not answer: what was left there
+    /// stays, for ones that are gone for good.
+    ///
+    /// # Errors
+    /// As [`Store::sweep`].
+    pub fn sweep_only_here(&self) -> Result<(), ImageError> {
+        lease::sweep(self, true)
     }
 
     /// The ids of all images. Damaged ones are among them.

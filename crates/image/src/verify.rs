@@ -73,7 +73,15 @@ pub fn verify(
                     image.page(PageNumber(*page), entry, &mut cache)?;
                 }
                 None if is_own && image.segment(number)?.frame_bytes(frame) > 0 => {
-                    image.frame_only(at, &mut cache)?;
+                    match image.frame_only(at, &mut cache) {
+                        // Dropped meanwhile: no image needs it.
+                        Err(ImageError::Damaged { .. })
+                            if image.segment(number)?.frame_bytes(frame) == 0 =>
+                        {
+                            continue;
+                        }
+                        read => read?,
+                    }
                 }
                 // Dropped, or another image's: this one needs nothing of it.
                 None => continue,

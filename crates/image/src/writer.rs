@@ -305,6 +305,7 @@ impl<'s> ImageWriter<'s> {
         record.summary.inherited_bytes = self.require(inherited)?;
         self.require(record.disks.iter().flat_map(|disk| self.store.disk_objects(disk)))?;
         record.keyed = self.sources();
+        self.require_keyed()?;
         let below = record.disks.iter().flat_map(|disk| &disk.below);
         record.summary.inherited_bytes += below.map(|layer| layer.digest.bytes).sum::<u64>();
         record.parent = self.parent.as_ref().map(|(parent, _)| parent.record().id.clone());

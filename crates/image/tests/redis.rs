@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{PAGES, commit, content, options, read_back, write_image};
-use dewar_image::{ImageError, ImageId, Location, Store, collect, verify};
+use common::{PAGES, commit, content, options, read_back, write_image, write_on};
+use dewar_image::{FrameCache, ImageError, ImageId, Location, Store, collect, verify};
 use dewar_testkit::{RedisCluster, RedisServer, SlowWay, wait_until};
 use dewar_units::{PageNumber, PageRange};
 use std::time::{Duration, Instant};
@@ -285,6 +285,37 @@ fn a_wrong_host_is_told_soon() {
     let failed = open("redis://127.0.0.1:1").expect_err("nobody there").to_string();
     assert!(failed.contains("redis://127.0.0.1:1"), "{failed}");
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// Each would have checkpoints of its own, and whichever answers be taken for the store.
+#[test]
+fn several_servers_are_no_store() {
+    let servers = [(); 2].map(|()| RedisServer::start(&[]).expect("redis"));
+    let [a, b] = servers.each_ref().map(RedisServer::port);
+    let refused = open(&format!("redis://127.0.0.1:{a},127.0.0.1:{b}")).expect_err("two stores");
+    assert!(refused.to_string().contains("no Cluster"), "{refused}");
+}
+
+/// A segment is replaced by a smaller one under a reader and a look at all of it.
+#[test]
+fn a_segment_that_is_made_smaller_is_read_on() {
+    let server = RedisServer::start(&[]).expect("redis");
+    let store = open(&server.url()).expect("store");
+    let first = write_image(&store);
+    let second = write_on(&store, &first.id, &(300..PAGES).collect::<Vec<u64>>());
+    store.delete(&first.id).expect("delete");
+    let image = store.open_image(&second.id).expect("open");
+    let entries = image.entries().expect("entries");
+    let mut cache = FrameCache::new().expect("cache");
+    let mut read = |page: u64| {
+        let found = image.page(PageNumber(page), entries[page as usize], &mut cache);
+        assert_eq!(found.expect("page").expect("not zeros"), content(page, 0), "{page}");
+    };
+    read(101);
+    let freed = collect(&store, false, |_, _| {}).expect("gc");
+    assert!(freed.segments_compacted > 0, "{freed:?}");
+    (102..300).filter(|page| page % 4 != 0).for_each(&mut read);
+    verify(&store, &second.id, |_, _| {}).expect("verify");
 }
 
 #[test]

@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{PAGES, commit, content, new_store, options, read_back, write_image};
+use common::{PAGES, commit, content, new_store, options, read_back, write_image, write_on};
 use dewar_image::{
     Collected, FrameCache, ImageError, ImageId, ImageWriter, Record, Store, collect, diff, verify,
 };
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -137,27 +137,6 @@ fn deleting_one_image_leaves_the_other_whole() {
     );
 }
 
-/// An image on top of `parent` in which `changed` pages are new; their content
-/// is `content(page, 7)`.
-fn write_on(store: &Store, parent: &ImageId, changed: &[u64]) -> Record {
-    let reader = store.open_image(parent).expect("parent");
-    let writer = store.begin(options(), Some(&reader)).expect("begin");
-    let mut expected = PageSet::new(PAGES);
-    for page in changed {
-        expected.insert(PageNumber(*page));
-    }
-    writer.expect(&expected);
-    let unfinished = writer.finish_memory(0);
-    assert!(matches!(unfinished, Err(ImageError::Incomplete { .. })), "{unfinished:?}");
-    let mut sink = writer.sink().expect("sink");
-    for page in changed {
-        sink.put(PageNumber(*page), &content(*page, 7)).expect("put");
-    }
-    sink.finish().expect("finish");
-    assert!(matches!(store.delete(parent), Err(ImageError::InUse { .. })));
-    commit(writer, None)
-}
-
 #[test]
 fn an_image_on_top_of_another_shares_what_did_not_change() {
     let (_folder, store) = new_store();
@@ -273,6 +252,47 @@ fn collecting_frees_what_no_image_needs() {
     let (a, b) = (reader, store.open_image(&third.id).expect("open"));
     let differing = diff(&a, &b).expect("diff");
     assert_eq!(differing.ranges().collect::<Vec<_>>(), [PageRange::new(400, 500)]);
+}
+
+/// A segment that cannot be made smaller keeps nothing else from being freed.
+#[test]
+fn what_cannot_be_compacted_is_told_and_stays() {
+    let (_folder, store) = new_store();
+    let first = write_image(&store);
+    let second = write_on(&store, &first.id, &(300..PAGES).collect::<Vec<u64>>());
+    store.delete(&first.id).expect("delete");
+    let segment = |number: u64| root(&store).join(format!("segments/{number:016x}.seg"));
+    // Of nobody, and behind all others.
+    let stray = segment(0xf_ffff);
+    fs::copy(segment(second.segments[0]), &stray).expect("copy");
+    let shared: Vec<PathBuf> = second.inherited_segments.iter().copied().map(segment).collect();
+    let whole: Vec<Vec<u8>> = shared.iter().map(|path| fs::read(path).expect("read")).collect();
+    for (path, bytes) in shared.iter().zip(&whole) {
+        let mut bytes = bytes.clone();
+        bytes.iter_mut().skip(200).step_by(512).for_each(|byte| *byte ^= 1);
+        fs::write(path, bytes).expect("write");
+    }
+    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    assert!(freed.compact_problem.is_some() && freed.segments_compacted == 0, "{freed:?}");
+    assert!(freed.segments_removed == 1 && !stray.exists(), "{freed:?}");
+    for (path, bytes) in shared.iter().zip(&whole) {
+        fs::write(path, bytes).expect("write");
+    }
+    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    assert!(freed.compact_problem.is_none() && freed.segments_compacted > 0, "{freed:?}");
+    verify(&store, &second.id, |_, _| {}).expect("verify");
+}
+
+/// Somebody died between making a lease and giving it its name.
+#[test]
+fn a_lease_without_its_name_is_in_nobodys_way() {
+    let (_folder, store) = new_store();
+    let image = write_image(&store);
+    let part = root(&store).join(format!("writers/{}.lease.part", image.id));
+    fs::write(&part, "").expect("write");
+    store.delete(&image.id).expect("delete");
+    assert!(!part.exists());
+    assert_eq!(store.ids().expect("ids"), []);
 }
 
 #[test]

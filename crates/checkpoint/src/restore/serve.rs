@@ -11,10 +11,12 @@
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
 
+use super::away::Away;
 use super::dead::{DeadRam, Kept};
 use super::hot_pages;
+use super::missing::Missing;
 use crate::CheckpointError;
-use crate::frames::{grouped, read_with};
+use crate::frames::{Together, grouped, read_with};
 use crate::work::{Pieces, Workers, urgently};
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
@@ -44,6 +46,8 @@ pub struct ServeProgress {
     pub reused: u64,
     /// Why some cannot, if so.
     pub problem: Option<String>,
+    /// Whether some are damaged: waiting does not help.
+    pub is_damaged: bool,
 }
 
 /// How a lazy restore ended.
@@ -64,6 +68,8 @@ pub struct PageServer<'a> {
     missing: Mutex<Missing>,
     of: u64,
     reused: AtomicU64,
+    away: Away,
+    damaged: AtomicBool,
     problem: Mutex<Problem>,
     guest_ended: AtomicBool,
 }
@@ -75,30 +81,6 @@ struct Problem {
     lasting: Option<String>,
     /// By the present pass.
     of_pass: Option<String>,
-}
-
-/// The pages that have not arrived.
-struct Missing {
-    pages: PageSet,
-    /// How many they are: asked at every touch.
-    left: u64,
-}
-
-impl Missing {
-    fn contains(&self, page: PageNumber) -> bool {
-        self.pages.contains(page)
-    }
-
-    /// Those of a range, as runs.
-    fn runs_in(&self, range: PageRange) -> Vec<PageRange> {
-        self.pages.ranges_in(range).collect()
-    }
-
-    /// Notes that a run of missing pages has arrived.
-    fn arrived(&mut self, run: PageRange) {
-        self.pages.remove_range(run);
-        self.left -= run.count();
-    }
 }
 
 /// An image's page table, as a server needs it.
@@ -148,6 +130,8 @@ impl<'a> PageServer<'a> {
             faults: FaultServer::attach(process, ram, origin)?,
             of: missing.left,
             missing: Mutex::new(missing),
+            away: Away::default(),
+            damaged: AtomicBool::new(false),
             problem: Mutex::new(Problem::default()),
             guest_ended: AtomicBool::new(false),
         })
@@ -188,7 +172,7 @@ impl<'a> PageServer<'a> {
                     let quiet = pages.is_empty();
                     waiting.extend(pages);
                     waiting.retain(|page| match self.answer(*page, &mut cache) {
-                        Ok(()) => false,
+                        Ok(is_answered) => !is_answered,
                         Err(error) => {
                             self.note(error);
                             true
@@ -206,8 +190,9 @@ impl<'a> PageServer<'a> {
         }
     }
 
-    /// Puts a touched page in place, with its frame's pages around it.
-    fn answer(&self, page: PageNumber, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+    /// Puts a touched page in place, with its frame's pages around it; not where its store
+    /// is known to be away.
+    fn answer(&self, page: PageNumber, cache: &mut FrameCache) -> Result<bool, CheckpointError> {
         let together = self.faults.together(page);
         if together.count() > 1 {
             return self.answer_huge(together, cache);
@@ -216,7 +201,11 @@ impl<'a> PageServer<'a> {
         if with.is_none() || !self.lock().contains(page) {
             // Zeros in the image; or it arrived, and the guest has given it
             // back since (a balloon): then it is zeros too.
-            return Ok(self.faults.zero(page)?);
+            self.faults.zero(page)?;
+            return Ok(true);
+        }
+        if !with.and_then(Together::part).is_none_or(|part| self.away.may_ask(part)) {
+            return Ok(false);
         }
         let start = page.0.saturating_sub(AROUND);
         let around = PageRange::new(start, (page.0 + AROUND).min(self.entries.len() as u64));
@@ -227,20 +216,26 @@ impl<'a> PageServer<'a> {
         let pages: Vec<PageNumber> = around.pages().filter(wanted).collect();
         drop(missing);
         let others = self.fill_from_dead(pages.into_iter())?;
-        self.fill(others.into_iter(), cache)
+        self.fill(others.into_iter(), cache).map(|()| true)
     }
 
     /// Puts a touched huge page in place.
-    fn answer_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+    fn answer_huge(
+        &self,
+        pages: PageRange,
+        cache: &mut FrameCache,
+    ) -> Result<bool, CheckpointError> {
         let is_missing = pages.pages().any(|page| self.lock().contains(page));
-        match is_missing {
-            true => self.fill_huge(pages, cache),
-            false => Ok(self.faults.zero(pages.start)?),
+        if is_missing {
+            return self.fill_huge(pages, cache);
         }
+        self.faults.zero(pages.start)?;
+        Ok(true)
     }
 
-    /// Puts the pages of a huge page in place, all at once.
-    fn fill_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<(), CheckpointError> {
+    /// Puts the pages of a huge page in place, all at once; not where a store of them is known
+    /// to be away.
+    fn fill_huge(&self, pages: PageRange, cache: &mut FrameCache) -> Result<bool, CheckpointError> {
         let mut bytes = vec![0; pages.count() as usize * PAGE_BYTES];
         let mut put = |first: PageNumber, content: &[u8]| {
             let start = (first.0 - pages.start.0) as usize * PAGE_BYTES;
@@ -249,13 +244,21 @@ impl<'a> PageServer<'a> {
         let (kept, others) = self.dead.part(&self.entries, pages.pages());
         kept.iter().for_each(|run| put(run.first, &run.bytes));
         for group in grouped(&self.entries, others.into_iter())? {
-            let frame = group.read(self.image, cache)?;
+            let part = group.part();
+            if !part.is_none_or(|part| self.away.may_ask(part)) {
+                return Ok(false);
+            }
+            let read = group.read(self.image, cache);
+            if let Some(part) = part {
+                self.away.note(part, read.as_ref().err());
+            }
+            let frame = read?;
             for run in group.runs() {
                 put(run.first(), &run.gather(frame)?);
             }
         }
         let reused: u64 = kept.iter().map(Kept::pages).sum();
-        urgently(|| self.place_huge(pages, &bytes, reused))
+        urgently(|| self.place_huge(pages, &bytes, reused)).map(|()| true)
     }
 
     /// Puts a huge page in place, unless it has arrived; `reused` of its pages were
@@ -318,7 +321,7 @@ impl<'a> PageServer<'a> {
         for page in huge {
             if self.lock().contains(page) {
                 let together = self.faults.together(page);
-                self.fill_huge(together, cache).unwrap_or_else(|error| self.note(error));
+                self.fill_huge(together, cache).map(drop).unwrap_or_else(|error| self.note(error));
             }
         }
         let rest = self.fill_from_dead(single.into_iter());
@@ -326,6 +329,9 @@ impl<'a> PageServer<'a> {
         match rest.and_then(|rest| grouped(&self.entries, rest.into_iter())) {
             Ok(groups) => {
                 for group in groups {
+                    if !group.part().is_none_or(|part| self.away.may_ask(part)) {
+                        continue;
+                    }
                     group.read_ahead(self.image);
                     let pages = group.pages.iter().map(|(page, _)| *page);
                     self.fill(pages, cache).unwrap_or_else(|error| self.note(error));
@@ -342,7 +348,11 @@ impl<'a> PageServer<'a> {
         cache: &mut FrameCache,
     ) -> Result<(), CheckpointError> {
         for group in grouped(&self.entries, pages)? {
-            let frame = match group.read(self.image, cache) {
+            let read = group.read(self.image, cache);
+            if let Some(part) = group.part() {
+                self.away.note(part, read.as_ref().err());
+            }
+            let frame = match read {
                 Ok(frame) => frame,
                 // Each page there is by itself: a damaged one keeps no other away.
                 Err(ImageError::Damaged { .. })
@@ -401,6 +411,9 @@ impl<'a> PageServer<'a> {
     }
 
     fn note(&self, error: CheckpointError) {
+        if let CheckpointError::Image(ImageError::Damaged { .. }) = error {
+            self.damaged.store(true, Ordering::Relaxed);
+        }
         let why = Some(error.to_string());
         *self.problem() = Problem { lasting: why.clone(), of_pass: why };
     }
@@ -417,6 +430,7 @@ impl<'a> PageServer<'a> {
             of: self.of,
             reused: self.reused.load(Ordering::Relaxed),
             problem: problem.filter(|_| missing > 0),
+            is_damaged: missing > 0 && self.damaged.load(Ordering::Relaxed),
         }
     }
 

@@ -4,13 +4,16 @@ use crate::failure::{Code, Failure};
 use crate::progress::Progress;
 use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
-use dewar_image::{ImageId, Store};
+use dewar_image::{Collected, ImageId, Store};
 use dewar_units::ByteSize;
 use serde_json::json;
 
 pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let store = context.store(args.store.store.as_deref())?;
     refuse_bereft(context, &store)?;
+    if args.only_here {
+        store.sweep_only_here()?;
+    }
     let progress = Progress::new("looking what checkpoints need");
     let collected = dewar_image::collect(&store, args.dry_run, |done, of| {
         progress.progress(done, of);
@@ -34,12 +37,8 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
         let images = collected.dirty_removed;
         text.push_str(&format!("; pages of {images} images in dirty stores {would}removed"));
     }
-    if let Some(why) = collected.dirty_problem {
-        return Err(Failure::new(Code::Failed, why)
-            .state(text)
-            .advice("'dewar delete --only-here' takes checkpoints whose dirty store is gone"));
-    }
-    context.print(
+    let end = all_done(&collected);
+    context.print_with(
         json!({
             "dry_run": args.dry_run, "segments_removed": collected.segments_removed,
             "segments_compacted": collected.segments_compacted,
@@ -47,8 +46,27 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
             "bytes_freed": collected.bytes_freed, "dirty_removed": collected.dirty_removed,
         }),
         &text,
-    );
-    Ok(())
+        end,
+    )
+}
+
+/// That nothing was left that could be freed.
+fn all_done(collected: &Collected) -> Result<(), Failure> {
+    let compact = collected.compact_problem.as_ref().map(|why| format!("not compacted: {why}"));
+    let problems: Vec<String> =
+        compact.into_iter().chain(collected.dirty_problem.clone()).collect();
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let failure = Failure::new(Code::Failed, problems.join("; "))
+        .state("what could not be freed was left as it was");
+    Err(match collected.dirty_problem {
+        None => failure,
+        Some(_) => failure.advice(
+            "of a dirty store that is gone for good, 'dewar delete --only-here' takes the \
+             checkpoints, and 'dewar gc --only-here' what killed ones left",
+        ),
+    })
 }
 
 /// That no guest of this host stands on disk copies of which no record tells any more.

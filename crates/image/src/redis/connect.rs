@@ -21,6 +21,11 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to answer: an object of 8 MiB on a slow network.
 const ANSWER: Duration = Duration::from_secs(20);
+/// The client of a Cluster asks so often again by itself, since a slot may have moved ...
+const CLUSTER_RETRIES: u32 = 1;
+/// ... also where no answer came; so all in all it takes no longer.
+const CLUSTER_ANSWER: Duration =
+    Duration::from_secs(ANSWER.as_secs() / (CLUSTER_RETRIES as u64 + 1));
 const CONNECT: Duration = Duration::from_secs(3);
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -68,6 +73,10 @@ impl Pool {
         if info.contains("cluster_enabled:1") {
             pool.is_cluster = true;
             pool.idle = Mutex::default();
+        } else if place.hosts.len() > 1 {
+            // Each has its own objects: whichever answered would be taken for the store.
+            let problem = "it names several hosts, and they are no Cluster".to_owned();
+            return Err(ImageError::Unfit { store: pool.url, problem });
         }
         Ok(pool)
     }
@@ -192,8 +201,8 @@ impl Pool {
         let nodes = self.place.hosts.iter().map(|(host, port)| self.address(host, *port));
         let mut builder = ClusterClientBuilder::new(nodes)
             .connection_timeout(CONNECT)
-            .response_timeout(ANSWER)
-            .retries(2);
+            .response_timeout(CLUSTER_ANSWER)
+            .retries(CLUSTER_RETRIES);
         if let Some(name) = &self.secrets.username {
             builder = builder.username(name);
         }
@@ -204,8 +213,8 @@ impl Pool {
             builder = builder.certs(self.certificates());
         }
         let connection = builder.build()?.get_connection()?;
-        connection.set_read_timeout(Some(ANSWER))?;
-        connection.set_write_timeout(Some(ANSWER))?;
+        connection.set_read_timeout(Some(CLUSTER_ANSWER))?;
+        connection.set_write_timeout(Some(CLUSTER_ANSWER))?;
         Ok(Box::new(connection))
     }
 

@@ -10,7 +10,10 @@
 
 use super::Redis;
 use crate::ImageError;
-use redis::cmd;
+use redis::{Script, cmd};
+
+/// Keys that one command removes, at most.
+const KEYS_AT_A_TIME: usize = 512;
 
 /// A page in its leaf node, below 512.
 pub(crate) type Slot = u16;
@@ -50,6 +53,27 @@ impl Redis {
         self.shared.ask("read", "pages", &get)
     }
 
+    /// The first `bytes` bytes of pages as they were put last.
+    pub(crate) fn page_heads(
+        &self,
+        owner: &str,
+        leaf: u64,
+        slots: &[Slot],
+        bytes: usize,
+    ) -> Result<Vec<Option<Vec<u8>>>, ImageError> {
+        let script = Script::new(
+            "local heads = {}
+             for at = 2, #ARGV do
+                 local page = redis.call('HGET', KEYS[1], ARGV[at])
+                 heads[at - 1] = page and string.sub(page, 1, tonumber(ARGV[1]))
+             end
+             return heads",
+        );
+        let mut call = script.key(self.leaf_key(owner, leaf));
+        call.arg(bytes).arg(slots);
+        self.shared.pool.run("read", "pages", |connection| call.invoke(connection))
+    }
+
     /// Forgets pages.
     pub(crate) fn forget_pages(
         &self,
@@ -68,9 +92,11 @@ impl Redis {
         let mut size = cmd("HGET");
         size.arg(&index).arg(owner);
         let leaves: Option<u64> = self.shared.ask("read", "pages", &size)?;
-        for leaf in 0..leaves.unwrap_or(0) {
+        let keys: Vec<String> =
+            (0..leaves.unwrap_or(0)).map(|leaf| self.leaf_key(owner, leaf)).collect();
+        for some in keys.chunks(KEYS_AT_A_TIME) {
             let mut unlink = cmd("UNLINK");
-            unlink.arg(self.leaf_key(owner, leaf));
+            unlink.arg(some);
             self.shared.ask::<()>("remove", "pages", &unlink)?;
         }
         let mut forget = cmd("HDEL");

@@ -51,10 +51,32 @@ impl<'s> ImageWriter<'s> {
         }
     }
 
+    /// That all pages are there to which the page table leads in dirty stores: a server that
+    /// came back without what it had taken says nothing of it. One that is away, and has only
+    /// what an earlier image put there, is not waited for.
+    pub(super) fn require_keyed(&self) -> Result<(), ImageError> {
+        for (number, source) in self.sources() {
+            let needed = self.lock().sources.get(&number).cloned().unwrap_or_default();
+            if let Some((pages, _)) = self.keyed.as_ref().filter(|(_, own)| *own == number) {
+                // Also that it has them is known there, for whoever removes them.
+                pages.begin(self.options.pages)?;
+                pages.require(&needed)?;
+                continue;
+            }
+            if let Some(why) = dirty::first_lost(&source, &self.store.id(), &needed) {
+                return Err(ImageError::damaged(
+                    why,
+                    "the store has lost it since an earlier checkpoint put it there",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The sources that the page table leads to.
     pub(super) fn sources(&self) -> BTreeMap<u32, KeyedSource> {
         let mut sources = BTreeMap::new();
-        for number in &self.lock().sources {
+        for number in self.lock().sources.keys() {
             let own = self.keyed.as_ref().filter(|(_, own)| own == number);
             let parent = self.parent.as_ref().map(|(parent, _)| &parent.record().keyed);
             let known = own

@@ -1,7 +1,7 @@
 use crate::lease::WriterLease;
 use crate::{Blob, Entry, ImageError, PageCounts, Place};
-use dewar_units::PageSet;
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use dewar_units::{PageNumber, PageSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// What threads that write an image share.
@@ -14,8 +14,8 @@ pub(super) struct Shared {
     pub(super) inherited: BTreeSet<u64>,
     /// Pages that were put into the dirty store, perhaps replaced since.
     pub(super) keyed: PageSet,
-    /// The sources that the page table leads to.
-    pub(super) sources: BTreeSet<u32>,
+    /// The pages, with their seals, that the page table leads to in each source.
+    pub(super) sources: BTreeMap<u32, Vec<(PageNumber, u64)>>,
     /// Segments and frames that are stored as they are.
     pub(super) raw: HashSet<(u64, u16)>,
     pub(super) stored_bytes: u64,
@@ -33,7 +33,7 @@ impl Shared {
             used: Vec::new(),
             inherited: BTreeSet::new(),
             keyed: PageSet::new(pages),
-            sources: BTreeSet::new(),
+            sources: BTreeMap::new(),
             raw: HashSet::new(),
             stored_bytes: 0,
             prints: None,
@@ -65,7 +65,8 @@ impl Shared {
             let at = match entry.place() {
                 Ok(Place::Packed(at)) => at,
                 Ok(Place::Keyed(at)) => {
-                    self.sources.insert(at.source);
+                    let page = PageNumber(page as u64);
+                    self.sources.entry(at.source).or_default().push((page, at.seal));
                     match own_source == Some(at.source) {
                         true => counts.keyed += 1,
                         false => *others += 1,

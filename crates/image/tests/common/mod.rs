@@ -6,7 +6,7 @@ use dewar_image::{
     Blob, Dedup, DiskRecord, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
     Location, MemoryRecord, PageCounts, Record, RegionRecord, Store,
 };
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs;
 
 pub const PAGES: u64 = 3000;
@@ -97,6 +97,27 @@ pub fn write_image(store: &Store) -> Record {
     }
     sink.finish().expect("finish");
     commit(writer, Some("disk content"))
+}
+
+/// An image on top of `parent` in which `changed` pages are new; their content
+/// is `content(page, 7)`.
+pub fn write_on(store: &Store, parent: &ImageId, changed: &[u64]) -> Record {
+    let reader = store.open_image(parent).expect("parent");
+    let writer = store.begin(options(), Some(&reader)).expect("begin");
+    let mut expected = PageSet::new(PAGES);
+    for page in changed {
+        expected.insert(PageNumber(*page));
+    }
+    writer.expect(&expected);
+    let unfinished = writer.finish_memory(0);
+    assert!(matches!(unfinished, Err(ImageError::Incomplete { .. })), "{unfinished:?}");
+    let mut sink = writer.sink().expect("sink");
+    for page in changed {
+        sink.put(PageNumber(*page), &content(*page, 7)).expect("put");
+    }
+    sink.finish().expect("finish");
+    assert!(matches!(store.delete(parent), Err(ImageError::InUse { .. })));
+    commit(writer, None)
 }
 
 /// Whether every page comes back exactly.

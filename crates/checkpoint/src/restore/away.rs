@@ -1,0 +1,88 @@
+//! Dirty stores that do not answer. Each time one is asked costs what it takes to know that;
+//! so it is asked once in a while, and the pages of other stores are not kept waiting.
+//!
+//! A store may be away in part: a Cluster of which one node is down. So what did not answer
+//! is noted by the key that holds the pages, and of the whole store only where nothing of it
+//! answered lately. A part is left alone for longer than the whole: then it is another part
+//! that is asked next.
+
+use dewar_image::ImageError;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// For how long a store is not asked of which nothing answers,
+const STORE: Duration = Duration::from_secs(1);
+/// and a part of it that did not.
+const PART: Duration = Duration::from_secs(2);
+
+/// A source, and a key of it.
+pub(super) type Part = (u32, u64);
+
+/// Which do not.
+#[derive(Debug, Default)]
+pub(super) struct Away(Mutex<Heard>);
+
+#[derive(Debug, Default)]
+struct Heard {
+    stores: HashMap<u32, Instant>,
+    parts: HashMap<Part, Instant>,
+    /// When a store answered last.
+    answered: HashMap<u32, Instant>,
+}
+
+impl Away {
+    /// Whether it may be here.
+    pub(super) fn may_ask(&self, part: Part) -> bool {
+        let heard = self.lock();
+        !is_fresh(heard.stores.get(&part.0), STORE) && !is_fresh(heard.parts.get(&part), PART)
+    }
+
+    /// Notes how it answered.
+    pub(super) fn note(&self, part: Part, error: Option<&ImageError>) {
+        let (mut heard, now) = (self.lock(), Instant::now());
+        if !matches!(error, Some(ImageError::Store { .. })) {
+            heard.stores.remove(&part.0);
+            heard.parts.remove(&part);
+            heard.answered.insert(part.0, now);
+            return;
+        }
+        heard.parts.insert(part, now);
+        if !is_fresh(heard.answered.get(&part.0), PART) {
+            heard.stores.insert(part.0, now);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.0.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+fn is_fresh(noted: Option<&Instant>, within: Duration) -> bool {
+    noted.is_some_and(|noted| noted.elapsed() < within)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn silence() -> ImageError {
+        let text = String::new;
+        ImageError::Store { operation: "read", object: text(), store: text(), cause: text() }
+    }
+
+    #[test]
+    fn a_store_of_which_a_part_answers_is_asked_for_the_others() {
+        let away = Away::default();
+        let (dead, living) = ((1, 7), (1, 8));
+        away.note(dead, Some(&silence()));
+        assert!(!away.may_ask(dead) && !away.may_ask(living) && away.may_ask((2, 7)));
+        std::thread::sleep(STORE);
+        assert!(!away.may_ask(dead) && away.may_ask(living));
+        away.note(living, None);
+        away.note(dead, Some(&silence()));
+        assert!(!away.may_ask(dead) && away.may_ask(living));
+        std::thread::sleep(PART);
+        assert!(away.may_ask(dead));
+    }
+}
