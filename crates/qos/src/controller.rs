@@ -161,6 +161,7 @@ impl Controller {
             saved: Vec::new(),
             has_helpers: !helpers.is_empty(),
             group: group.clone(),
+            limit: None,
             seen: Seen::default(),
         };
         let all: Vec<Task> = tasks.iter().chain(&helpers).copied().collect();

@@ -106,6 +106,9 @@ pub struct Entry {
     pub has_helpers: bool,
     /// The control group that was made for it.
     pub group: Option<Group>,
+    /// How many CPUs can be promised, as it was when it was admitted by deadlines.
+    #[serde(default)]
+    pub limit: Option<f64>,
     /// How it fares.
     pub seen: Seen,
 }
@@ -246,11 +249,12 @@ impl Ledger {
         }
         let others: Vec<Entry> = others.into_iter().filter(|it| it.by != BY_WEIGHT).collect();
         let taken: f64 = others.iter().map(|other| other.promise.most()).sum();
-        let (wanted, limit) = (entry.promise.most(), deadline_limit());
+        let (wanted, limit) = (entry.promise.most(), limit_of(own.iter().chain(&others)));
         if taken + wanted > limit + 1e-9 && !overcommit {
             let others = others.iter().map(|it| (it.name.clone(), it.promise.most())).collect();
             return Err(QosError::Full { wanted, limit, others });
         }
+        entry.limit = Some(limit);
         self.write(entry)
     }
 
@@ -325,6 +329,13 @@ fn read(path: &Path) -> Result<Option<Entry>, QosError> {
     };
     let entry = serde_json::from_slice(&bytes);
     entry.map(Some).map_err(|_| QosError::Unreadable(path.to_owned()))
+}
+
+/// How many CPUs' time can be promised, beside these entries. The kernel is asked only where
+/// there are none: it builds its scheduling domains anew then, and may lose count of what it
+/// has promised.
+pub fn limit_of<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> f64 {
+    entries.into_iter().find_map(|entry| entry.limit).unwrap_or_else(deadline_limit)
 }
 
 /// Whether a file was written before the machine was started.

@@ -24,5 +24,5 @@ pub use controller::{Controller, Ended, LawKind, Subject, Target};
 pub use error::QosError;
 pub use heartbeats::{Heartbeats, Port};
 pub use hold::{Hold, Means, end_rescues, give_back};
-pub use ledger::{BY_WEIGHT, Entry, Ledger, Owner, Promise, SavedTask, Seen};
+pub use ledger::{BY_WEIGHT, Entry, Ledger, Owner, Promise, SavedTask, Seen, limit_of};
 pub use weight::Group;

@@ -40,8 +40,24 @@ fn entry(name: &str, guest: &Sleeper) -> Entry {
         saved: Vec::new(),
         has_helpers: false,
         group: None,
+        limit: None,
         seen: Seen::default(),
     }
+}
+
+/// Asking the kernel while somebody is promised something may make it lose count of that.
+#[test]
+fn what_can_be_promised_is_asked_for_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let ledger = Ledger::new(folder.path().join("qos"));
+    let (first, second) = (Sleeper::new(), Sleeper::new());
+    let mut one = entry("first", &first);
+    ledger.admit(&mut one, &[first.task()], false).expect("admitted");
+    assert_eq!(one.limit, Some(dewar_kernel::deadline_limit()));
+    one.limit = Some(0.75);
+    ledger.write(&one).expect("written");
+    let refused = ledger.admit(&mut entry("second", &second), &[second.task()], false);
+    assert!(matches!(refused, Err(QosError::Full { limit: 0.75, .. })), "{refused:?}");
 }
 
 #[test]

@@ -4,14 +4,14 @@ use crate::args::QosArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
-use dewar_kernel::deadline_limit;
-use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError};
+use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError, limit_of};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Failure> {
     loop {
         let mut entries = ledger.entries();
+        let limit = limit_of(&entries);
         // The sum of nothing is minus zero.
         let by_deadline = entries.iter().filter(|entry| entry.by != BY_WEIGHT);
         let promised = by_deadline.map(|entry| entry.promise.most()).sum::<f64>().abs();
@@ -26,7 +26,6 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
         for path in &unreadable {
             eprintln!("dewar: {}", QosError::Unreadable(path.clone()));
         }
-        let limit = deadline_limit();
         let headroom = (limit - promised).max(0.0);
         let told = json!({
             "reservations": entries.iter().map(told).collect::<Vec<_>>(),
