@@ -32,14 +32,16 @@ struct Heard {
 }
 
 impl Away {
-    /// Whether it may be here.
-    pub(super) fn may_ask(&self, part: Part) -> bool {
+    /// Whether it may be here; what is in no dirty store is.
+    pub(super) fn may_ask(&self, part: Option<Part>) -> bool {
+        let Some(part) = part else { return true };
         let heard = self.lock();
         !is_fresh(heard.stores.get(&part.0), STORE) && !is_fresh(heard.parts.get(&part), PART)
     }
 
     /// Notes how it answered.
-    pub(super) fn note(&self, part: Part, error: Option<&ImageError>) {
+    pub(super) fn note(&self, part: Option<Part>, error: Option<&ImageError>) {
+        let Some(part) = part else { return };
         let (mut heard, now) = (self.lock(), Instant::now());
         if !matches!(error, Some(ImageError::Store { .. })) {
             heard.stores.remove(&part.0);
@@ -74,9 +76,14 @@ mod tests {
     #[test]
     fn a_store_of_which_a_part_answers_is_asked_for_the_others() {
         let away = Away::default();
-        let (dead, living) = ((1, 7), (1, 8));
+        let (dead, living) = (Some((1, 7)), Some((1, 8)));
         away.note(dead, Some(&silence()));
-        assert!(!away.may_ask(dead) && !away.may_ask(living) && away.may_ask((2, 7)));
+        assert!(
+            !away.may_ask(dead)
+                && !away.may_ask(living)
+                && away.may_ask(None)
+                && away.may_ask(Some((2, 7)))
+        );
         std::thread::sleep(STORE);
         assert!(!away.may_ask(dead) && away.may_ask(living));
         away.note(living, None);

@@ -16,7 +16,7 @@ use super::dead::{DeadRam, Kept};
 use super::hot_pages;
 use super::missing::Missing;
 use crate::CheckpointError;
-use crate::frames::{Together, grouped, read_with};
+use crate::frames::{Group, Together, grouped, read_with};
 use crate::work::{Pieces, Workers, urgently};
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
@@ -204,7 +204,7 @@ impl<'a> PageServer<'a> {
             self.faults.zero(page)?;
             return Ok(true);
         }
-        if !with.and_then(Together::part).is_none_or(|part| self.away.may_ask(part)) {
+        if !self.away.may_ask(with.and_then(Together::part)) {
             return Ok(false);
         }
         let start = page.0.saturating_sub(AROUND);
@@ -244,15 +244,10 @@ impl<'a> PageServer<'a> {
         let (kept, others) = self.dead.part(&self.entries, pages.pages());
         kept.iter().for_each(|run| put(run.first, &run.bytes));
         for group in grouped(&self.entries, others.into_iter())? {
-            let part = group.part();
-            if !part.is_none_or(|part| self.away.may_ask(part)) {
+            if !self.away.may_ask(group.part()) {
                 return Ok(false);
             }
-            let read = group.read(self.image, cache);
-            if let Some(part) = part {
-                self.away.note(part, read.as_ref().err());
-            }
-            let frame = read?;
+            let frame = self.read(&group, cache)?;
             for run in group.runs() {
                 put(run.first(), &run.gather(frame)?);
             }
@@ -329,7 +324,7 @@ impl<'a> PageServer<'a> {
         match rest.and_then(|rest| grouped(&self.entries, rest.into_iter())) {
             Ok(groups) => {
                 for group in groups {
-                    if !group.part().is_none_or(|part| self.away.may_ask(part)) {
+                    if !self.away.may_ask(group.part()) {
                         continue;
                     }
                     group.read_ahead(self.image);
@@ -341,6 +336,13 @@ impl<'a> PageServer<'a> {
         }
     }
 
+    /// Reads what holds a group's pages, and notes whether its store answered.
+    fn read<'c>(&self, group: &Group, cache: &'c mut FrameCache) -> Result<&'c [u8], ImageError> {
+        let read = group.read(self.image, cache);
+        self.away.note(group.part(), read.as_ref().err());
+        read
+    }
+
     /// Puts pages in place; those that have arrived already stay.
     fn fill(
         &self,
@@ -348,11 +350,7 @@ impl<'a> PageServer<'a> {
         cache: &mut FrameCache,
     ) -> Result<(), CheckpointError> {
         for group in grouped(&self.entries, pages)? {
-            let read = group.read(self.image, cache);
-            if let Some(part) = group.part() {
-                self.away.note(part, read.as_ref().err());
-            }
-            let frame = match read {
+            let frame = match self.read(&group, cache) {
                 Ok(frame) => frame,
                 // Each page there is by itself: a damaged one keeps no other away.
                 Err(ImageError::Damaged { .. })
