@@ -35,6 +35,7 @@
 //! the new one's by then, and run scripts that take the guest's network down.
 
 mod current;
+mod defaults;
 mod disks;
 mod fate;
 mod forwards;

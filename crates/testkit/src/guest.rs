@@ -39,6 +39,8 @@ pub struct GuestSpec {
     pub accel: String,
     /// Whether it has a port for heartbeats.
     pub qos: bool,
+    /// Whether it has what QEMU gives a machine by itself.
+    pub defaults: bool,
 }
 
 impl Default for GuestSpec {
@@ -51,6 +53,7 @@ impl Default for GuestSpec {
             extra: Vec::new(),
             accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
             qos: false,
+            defaults: false,
         }
     }
 }
@@ -98,7 +101,10 @@ impl GuestSpec {
         if self.accel == "kvm" {
             add(&["-cpu", "host"]);
         }
-        add(&["-smp", &self.vcpus.to_string(), "-nodefaults", "-vga", "none", "-display", "none"]);
+        add(&["-smp", &self.vcpus.to_string(), "-display", "none"]);
+        if !self.defaults {
+            add(&["-nodefaults", "-vga", "none"]);
+        }
         add(&["-kernel", &kernel.display().to_string(), "-initrd", &initrd.display().to_string()]);
         add(&["-append", "console=ttyS0 quiet panic=-1 mitigations=off audit=0"]);
         for (number, name) in ["console", "heartbeat"].into_iter().enumerate() {

@@ -1,6 +1,7 @@
 //! The command line of a guest as it is now: the one that it was started with, less
 //! what was unplugged, and with what was plugged in, by QEMU's own word.
 
+use super::defaults::keep_defaults;
 use super::forwards::monitor;
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
@@ -22,6 +23,7 @@ pub(crate) enum CurrentError {
 pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
     let mut now = with_plugged(qmp, line)?;
     keep_rom_sizes(qmp, &mut now)?;
+    keep_defaults(qmp, line, &mut now)?;
     Ok(now)
 }
 

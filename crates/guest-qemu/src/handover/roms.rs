@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
 
 /// Where QEMU has devices: those with a name, those without, and its own.
-const PLACES: [&str; 3] =
-    ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"];
+const PLACES: [&str; 3] = ["/machine/peripheral", "/machine/peripheral-anon", OWN];
+const OWN: &str = "/machine/unattached";
 /// `romsize` of a device that has none.
 const NO_ROM: u64 = u32::MAX as u64;
 
@@ -58,6 +58,12 @@ fn rom_sizes(qmp: &mut Qmp) -> Result<BTreeMap<String, Vec<u64>>, QmpError> {
         }
     }
     Ok(found)
+}
+
+/// The kinds of QEMU's own devices.
+pub(super) fn unattached_kinds(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
+    let children = ask(qmp, "qom-list", json!({"path": OWN}))?;
+    Ok(children.as_array().into_iter().flatten().filter_map(kind).map(str::to_owned).collect())
 }
 
 /// What QEMU answers; nothing where it has no such thing.
