@@ -138,3 +138,19 @@ fn what_qemu_would_make_for_what_was_unplugged_does_not_come() {
     });
     assert_kept(&lab, &mut guest, "unplugged", &had);
 }
+
+#[test]
+fn a_medium_that_would_not_be_there_again_is_refused() {
+    let lab = common::lab();
+    let mut guest = run(&lab, &["-machine", "pc-q35-7.2"]);
+    let disc = lab.path().join("disc.iso");
+    empty_disk(&disc);
+    let insert = json!({"device": "ide2-cd0", "filename": disc});
+    ask(&lab, "blockdev-change-medium", insert);
+    for line in [&["checkpoint", "g"][..], &["freeze", "g"], &["upgrade", "g", "--yes"]] {
+        lab.dewar(line).failed(4, &["ide2-cd0", "disc.iso", "not touched"]);
+    }
+    ask(&lab, "eject", json!({"device": "ide2-cd0", "force": true}));
+    let had = own(&lab);
+    assert_kept(&lab, &mut guest, "ejected", &had);
+}

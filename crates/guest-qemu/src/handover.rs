@@ -47,7 +47,7 @@ mod roms;
 mod tap;
 
 pub(crate) use current::current_line;
-pub(crate) use disks::stale_disk;
+pub(crate) use disks::{changed_medium, stale_disk};
 pub use forwards::Forward;
 pub(crate) use forwards::{add as add_forwards, forwards};
 pub use holder::OpenFilesError;

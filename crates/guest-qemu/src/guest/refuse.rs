@@ -3,7 +3,7 @@
 
 use super::QemuGuest;
 use crate::discover::Disk;
-use crate::handover::{ASLEEP, current_line};
+use crate::handover::{ASLEEP, changed_medium, current_line};
 use crate::journal::Journal;
 use crate::qmp::QmpError;
 use crate::recover::{END_WITHIN, is_running, status};
@@ -37,11 +37,23 @@ impl QemuGuest {
         let Some(line) = self.line.clone() else { return Ok(()) };
         let now = current_line(&mut self.qmp, &self.record.arguments);
         match now {
-            Ok(now) if now == line => Ok(()),
+            Ok(now) if now == line => self.refuse_changed_medium(&line),
             Ok(_) => Err(self.failed("looking at the devices", "they were changed meanwhile")),
             // It has ended, and can tell nobody; all was captured by then.
             Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
             Err(error) => Err(self.failed("looking at the devices", error)),
+        }
+    }
+
+    /// That the media in its drives are those that a restored guest would find there.
+    pub(super) fn refuse_changed_medium(&mut self, line: &[String]) -> Result<(), GuestError> {
+        match changed_medium(&mut self.qmp, &self.record, line) {
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(self.unsupported(format!(
+                "{why}, and a restored guest would not find it there: eject it first"
+            ))),
+            Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
+            Err(error) => Err(self.failed("looking at its disks", error)),
         }
     }
 

@@ -16,6 +16,30 @@ pub(crate) fn stale_disk(
     record: &GuestRecord,
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
+    if let Some(why) = other_file(&blocks, record, line) {
+        return Ok(Some(why));
+    }
+    // Another of the line's own files may have taken its place.
+    let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
+    let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
+    Ok(moved.map(|node| format!("block node '{node}' is no longer that of its device")))
+}
+
+/// The first read-only medium in a drive that is another than the command line says.
+pub(crate) fn changed_medium(
+    qmp: &mut Qmp,
+    record: &GuestRecord,
+    line: &[String],
+) -> Result<Option<String>, QmpError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let is_medium = |it: &&Value| it["removable"] == true && it["inserted"]["ro"] == true;
+    let media: Vec<&Value> = blocks.as_array().into_iter().flatten().filter(is_medium).collect();
+    Ok(other_file(&media, record, line))
+}
+
+fn other_file(blocks: &[&Value], record: &GuestRecord, line: &[String]) -> Option<String> {
     let real = |file: &str| -> PathBuf {
         let path = record.folder.join(file);
         fs::canonicalize(&path).unwrap_or(path)
@@ -25,9 +49,7 @@ pub(crate) fn stale_disk(
     let paths = places.iter().filter_map(|place| file_of(&place.path)).chain(nested_files(line));
     let named: Vec<PathBuf> = paths.map(|path| real_of(&path)).collect();
     let drives = drives(line);
-    let blocks = qmp.execute("query-block", json!({}))?;
-    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
-    for block in &blocks {
+    for block in blocks {
         // What is no file is opened by the same words again.
         let Some(file) = block["inserted"]["file"].as_str().and_then(file_of) else { continue };
         let device = block["device"].as_str().filter(|name| !name.is_empty());
@@ -35,13 +57,10 @@ pub(crate) fn stale_disk(
         let is_named = named.contains(&real(&file)) && own.is_none_or(|own| own == real(&file));
         if !is_named {
             let name = device.or(block["qdev"].as_str()).unwrap_or("?");
-            return Ok(Some(format!("disk '{name}' is {file} now, not what QEMU began with")));
+            return Some(format!("disk '{name}' is {file} now, not what QEMU began with"));
         }
     }
-    // Another of the line's own files may have taken its place.
-    let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
-    let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
-    Ok(moved.map(|node| format!("block node '{node}' is no longer that of its device")))
+    None
 }
 
 /// The file at the bottom of what QEMU calls a disk, if it is one. Where a name does not
