@@ -288,10 +288,12 @@ impl GuestFolder {
         sync: impl FnOnce(&File) -> io::Result<()>,
     ) -> io::Result<()> {
         let part = self.file(&format!("{name}.part"));
+        let mut text = serde_json::to_vec(value)?;
+        text.push(b'\n');
         let mut file =
             private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
-        serde_json::to_writer(&file, value)?;
-        file.write_all(b"\n")?;
+        // At once: written straight to a file each word of it would be a call.
+        file.write_all(&text)?;
         sync(&file)?;
         fs::rename(&part, self.file(name))
     }
