@@ -254,7 +254,7 @@ fn printed_since(log: &Path, start: u64) -> Option<String> {
 /// for a device that does not answer may stay.
 pub fn kill(process: &ProcessId) -> bool {
     let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return !process.is_alive() };
-    if process.is_alive() {
+    if process.is_seen() {
         let _ = handle.kill();
     }
     process.ends_within(ENDS_WITHIN)

@@ -1,5 +1,7 @@
 //! Processes, by more than a number that others may have later.
 
+use procfs::ProcError;
+use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::sync::OnceLock;
@@ -22,23 +24,39 @@ pub struct ProcessId {
 impl ProcessId {
     /// The process that has this number now.
     pub fn of(pid: i32) -> Option<Self> {
-        let process = procfs::process::Process::new(pid).ok()?;
-        let stat = process.stat().ok()?;
-        // A first thread that is dead says nothing while others are dying:
-        // they still hold the files.
-        let ended = "ZX".contains(stat.state) && process.tasks().map_or(0, Iterator::count) <= 1;
-        (!ended).then_some(Self { pid, started: stat.starttime, boot: this_boot() })
+        Self::look(pid).ok().flatten()
     }
 
-    /// Whether it still runs.
+    /// The same, or that it cannot be seen: for want of descriptors, say.
+    fn look(pid: i32) -> Result<Option<Self>, ProcError> {
+        let look = || {
+            let process = Process::new(pid)?;
+            let stat = process.stat()?;
+            // A first thread that is dead says nothing while others are dying:
+            // they still hold the files.
+            let ended = "ZX".contains(stat.state) && process.tasks()?.count() <= 1;
+            Ok((!ended).then_some(Self { pid, started: stat.starttime, boot: this_boot() }))
+        };
+        match look() {
+            Err(ProcError::NotFound(_)) => Ok(None),
+            seen => seen,
+        }
+    }
+
+    /// Whether it still runs. One that cannot be seen does: nothing may take its place.
     pub fn is_alive(&self) -> bool {
+        Self::look(self.pid).map_or(true, |now| now.is_some_and(|now| now.is_same(self)))
+    }
+
+    /// Whether it is seen to run.
+    pub fn is_seen(&self) -> bool {
         Self::of(self.pid).is_some_and(|now| now.is_same(self))
     }
 
     /// Whether its end has begun: its first thread is dead, while others still hold its
     /// files.
     pub fn is_ending(&self) -> bool {
-        let process = procfs::process::Process::new(self.pid);
+        let process = Process::new(self.pid);
         process.and_then(|it| it.stat()).is_ok_and(|stat| "ZX".contains(stat.state))
     }
 

@@ -171,7 +171,7 @@ pub fn say_ready(log: &Path) {
 
 /// Asks a controller to end; one that has ended needs no asking.
 pub fn ask_to_end(controller: ProcessId) {
-    if let Some(pid) = Pid::from_raw(controller.pid).filter(|_| controller.is_alive()) {
+    if let Some(pid) = Pid::from_raw(controller.pid).filter(|_| controller.is_seen()) {
         let _ = kill_process(pid, Signal::TERM);
         // One that somebody stopped hears of it only then.
         let _ = kill_process(pid, Signal::CONT);
