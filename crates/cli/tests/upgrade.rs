@@ -238,6 +238,30 @@ fn a_full_disk_after_the_hand_over_leaves_the_guest_in_the_new_qemu() {
     let before = lab.pid("g").expect("pid");
     let held = held_upgrade(&lab, &next, "resumed");
     small.fill().expect("full");
+#[test]
+fn what_was_not_handed_over_is_told_whoever_finished_it() {
+    let lab = common::lab();
+    let mut guest = busy_guest(&lab, "g");
+    let own = lab.path().join("g.qmp");
+    let held = HeldCheckpoint::at_with(&lab, &["upgrade", "g"], "resumed");
+    // Somebody puts something else where the user's socket was.
+    std::fs::remove_file(&own).expect("remove");
+    std::fs::create_dir(&own).expect("a folder");
+    held.kill();
+    assert_one_whole(&lab, &mut guest, "its guardian finished it");
+    let told = |lab: &Lab| lab.ps("g").expect("listed")["not_handed_over"].clone();
+    let what = told(&lab)[0].as_str().expect("a sentence").to_owned();
+    assert!(what.contains("g.qmp has no new owner"), "{what}");
+    let inspected = lab.dewar(&["inspect", "g"]).done().json();
+    assert_eq!(inspected["guest"]["not_handed_over"][0], what);
+    std::fs::remove_dir(&own).expect("remove");
+    assert!(lab.path().join("g.qmp~").exists(), "where it is meanwhile");
+    lab.dewar(&["upgrade", "g"]).done();
+    assert_one_whole(&lab, &mut guest, "nothing is in the way");
+    assert_eq!(told(&lab), serde_json::json!([]));
+    std::os::unix::net::UnixStream::connect(&own).expect("the user's socket");
+}
+
     let (code, _, said) = held.go_on();
     assert_eq!(code, 5, "{said}");
     assert!(said.contains("moved to its new QEMU") && said.contains("No space left"), "{said}");

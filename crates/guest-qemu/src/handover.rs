@@ -269,10 +269,11 @@ fn forward(
     }
     let mut next = handover.next;
     next.process = handover.new.unwrap_or(next.process);
+    next.not_handed_over = problems;
     folder.set_record(&next)?;
     Journal::close(folder)?;
     folder.remove(FILE)?;
-    Ok(Moved { record: next, downtime_ms, problems })
+    Ok(Moved { record: next, downtime_ms })
 }
 
 /// Gives what was made aside the owner and the rights of what it takes the place of:

@@ -31,6 +31,9 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
     if let Some(origin) = &record.origin {
         row("restored from", format!("{} in {}", origin.image, origin.store));
     }
+    for what in &record.not_handed_over {
+        row("not handed over", what.clone());
+    }
     let mut disks = Vec::new();
     let mut problems = Vec::new();
     let mut versions = Value::Null;

@@ -19,6 +19,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         guests.push(json!({
             "name": name, "pid": pid, "state": state, "memory_bytes": bytes,
             "adopted": record.adopted, "lazy_restore": lazy(&folder, &record),
+            "not_handed_over": record.not_handed_over,
         }));
         let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
         rows.push(vec![
@@ -66,8 +67,14 @@ pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
 /// The state and, while pages are still to come, how far they are.
 fn described(folder: &GuestFolder, record: &GuestRecord, state: &str) -> String {
     let server = ServerState::of(folder, record);
-    if server.complete || state == "ended" {
+    if state == "ended" {
         return state.to_owned();
+    }
+    if server.complete {
+        return match record.not_handed_over.is_empty() || state == "frozen" {
+            true => state.to_owned(),
+            false => format!("{state}, not all was handed over: 'dewar inspect {}'", record.name),
+        };
     }
     let percent = 100 * server.arrived / server.of.max(1);
     match (server.problem, server_alive(record)) {

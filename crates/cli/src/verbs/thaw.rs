@@ -140,6 +140,7 @@ fn revive(
     record.qmp = folder.file("qmp.sock");
     // Its taps and sockets are opened anew, by other numbers.
     record.descriptors.clear();
+    record.not_handed_over.clear();
     // Where it cannot be tracked the next checkpoint compares.
     let tracker = tracking.as_ref().and_then(|_| track(&mut qmp, &record));
     let mut unforwarded = Vec::new();

@@ -156,10 +156,10 @@ fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(),
         milliseconds(ms),
         stood.unwrap_or_default()
     );
-    for problem in &moved.problems {
+    for problem in &record.not_handed_over {
         text.push_str(&format!("\nnot handed over: {problem}"));
     }
-    let end = if moved.problems.is_empty() {
+    let end = if record.not_handed_over.is_empty() {
         Ok(())
     } else {
         let what = format!("not all of what '{}' had could be handed over", record.name);
@@ -169,7 +169,7 @@ fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(),
         json!({
             "name": record.name, "pid": record.process.pid, "qemu": after, "qemu_before": before,
             "program": record.program, "downtime_ms": moved.downtime_ms, "total_ms": ms,
-            "not_handed_over": moved.problems,
+            "not_handed_over": record.not_handed_over,
         }),
         &text,
         end,

@@ -20,6 +20,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Ends of names for what is to be renamed.
+const ASIDE: [&str; 2] = ["~", "~2"];
 /// What the address of a unix socket has room for (`sun_path` in unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
 /// The port of VNC's display 0.
@@ -201,14 +203,17 @@ impl Rewriter<'_> {
         self.result.later.push(what);
     }
 
-    /// Another name for a file that is to be renamed.
+    /// Another name for a file that is to be renamed. By the first one the guest may have it
+    /// still, where the last hand-over could not rename it.
     fn aside(&mut self, path: &str) -> Result<String, Unsupported> {
-        let aside = format!("{path}~");
-        if self.folder.join(&aside).exists() {
-            return Err(Unsupported(format!("{aside} is in the way: remove it")));
-        }
+        let names = ASIDE.map(|end| format!("{path}{end}"));
+        let Some(aside) = names.into_iter().find(|it| !self.folder.join(it).exists()) else {
+            return Err(Unsupported(format!("{path}~ is in the way: remove it")));
+        };
         if aside.len() > SOCKET_PATH_BYTES {
-            return Err(Unsupported(format!("the path {path} is too long by a letter")));
+            return Err(Unsupported(format!(
+                "the path {path} is too long: there is no room for {aside}"
+            )));
         }
         let (aside_path, own) = (self.folder.join(&aside), self.folder.join(path));
         self.result.renames.push(Rename { aside: aside_path, own });

@@ -34,12 +34,10 @@ pub struct Waiting<'g> {
 /// A guest that has moved.
 #[derive(Debug)]
 pub struct Moved {
-    /// Its record now.
+    /// Its record now; it tells what could not be given to the new QEMU.
     pub record: GuestRecord,
     /// How long the guest stood still, as the old QEMU counts it.
     pub downtime_ms: Option<u64>,
-    /// What could not be given to the new QEMU.
-    pub problems: Vec<String>,
 }
 
 impl Plan {

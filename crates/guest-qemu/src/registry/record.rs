@@ -91,6 +91,10 @@ pub struct GuestRecord {
     /// The page server of a guest that was restored lazily; `server.json` tells
     /// how far it is.
     pub server: Option<ProcessId>,
+    /// What the last hand-over could not bring along, a sentence each: whoever finished it
+    /// may have had nobody to tell.
+    #[serde(default)]
+    pub not_handed_over: Vec<String>,
 }
 
 impl GuestRecord {
@@ -118,6 +122,7 @@ impl GuestRecord {
             origin: None,
             frozen: None,
             server: None,
+            not_handed_over: Vec::new(),
         }
     }
 
