@@ -235,6 +235,8 @@ fn two_reservations_of_one_thread_are_refused() {
     drop(UnixStream::connect(lab.root().join("qos/one.sock")).expect("still there"));
     wait_until("a heartbeat", SOON, || status(&lab, "one").expect("listed")["jobs"] == 1);
     release(&lab, "one");
+    let log = lab.root().join("qos/one.log");
+    assert!(log.exists());
     assert_eq!(scheduling(main_thread(sleeper.pid())), Scheduling::ordinary(0));
     lab.dewar(&["qos", "nobody", "--target", "1/s", "--detach"]).failed(3, &["no guest"]);
     let odd = qos(&lab, "p", sleeper.pid(), &["--patience", "3"]);

@@ -82,10 +82,11 @@ fn serve(
     let view = View::start();
     let mut seen = None;
     let mut waits = true;
+    let log = ledger.folder().join(format!("{name}.log"));
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
         if std::mem::take(&mut waits) {
-            keeper::say_ready(&ledger.folder().join(format!("{name}.log")));
+            keeper::say_ready(&log);
         }
         let ended = controller.run(stop.as_fd(), |entry| {
             view.show(line(entry));
@@ -94,6 +95,7 @@ fn serve(
         let entry = controller.entry().clone();
         add(&mut seen, entry.clone());
         if ended == Ended::Stopped {
+            keeper::forget_log(&log);
             break;
         }
         // It may go on in another QEMU; nobody is given its place meanwhile. Should
@@ -102,6 +104,8 @@ fn serve(
         match successor(context, &subject, args, stop.as_fd())? {
             Some(next) => subject = next,
             None => {
+                // While nobody else can have that name.
+                keeper::forget_log(&log);
                 ledger.release(&entry);
                 break;
             }

@@ -169,6 +169,13 @@ pub fn say_ready(log: &Path) {
     }
 }
 
+/// Removes the log of a controller in the background that has nothing more to say.
+pub fn forget_log(log: &Path) {
+    if std::env::var_os(WAITED_FOR).is_some() {
+        let _ = std::fs::remove_file(log);
+    }
+}
+
 /// Asks a controller to end; one that has ended needs no asking.
 pub fn ask_to_end(controller: ProcessId) {
     if let Some(pid) = Pid::from_raw(controller.pid).filter(|_| controller.is_seen()) {
