@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -398,15 +399,53 @@ fn a_guest_that_lies_or_floods_hurts_only_itself() {
 fn without_deadlines_the_weight_of_a_group_does() {
     let (_alone, lab) = alone();
     let sleeper = Sleeper::new();
-    let group = || {
-        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", sleeper.pid()));
-        groups.expect("cgroup").contains("/dewar-weighed")
-    };
+    let group = || is_in(sleeper.pid(), "/dewar-weighed");
     let ran = qos(&lab, "weighed", sleeper.pid(), &["--by", "weight"]);
     if ran.code == 4 {
         println!("SKIPPED without_deadlines_the_weight_of_a_group_does: {}", ran.stderr.trim());
         return;
     }
+/// Whether a process is in a control group with this in its path.
+fn is_in(process: i32, group: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/cgroup")).expect("cgroup").contains(group)
+}
+
+/// A control group for CPU time that a test made, below the one that it is in itself.
+struct Nested(PathBuf);
+
+impl Nested {
+    fn with(process: i32) -> Self {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").expect("cgroup");
+        let of = |controllers: &str| {
+            let mut lines = groups.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+            let line = lines.find(|line| line[1].split(',').any(|it| it == controllers));
+            line.map(|line| line[2].to_owned())
+        };
+        let version_1 = of("cpu").map(|own| ("/sys/fs/cgroup/cpu", own));
+        let version_2 = || of("").map(|own| ("/sys/fs/cgroup", own));
+        let (mount, own) = version_1.or_else(version_2).expect("a group");
+        let name = format!("nested-{process}");
+        let path = PathBuf::from(format!("{mount}{}/{name}", own.trim_end_matches('/')));
+        std::fs::create_dir(&path).expect("a group");
+        std::fs::write(path.join("cgroup.procs"), process.to_string()).expect("moved");
+        Self(path)
+    }
+
+    fn name(&self) -> String {
+        format!("/{}", self.0.file_name().expect("name").to_string_lossy())
+    }
+}
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        // A process that was just killed is in it a little longer.
+        let began = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
     ran.done();
     assert!(group());
     assert_eq!(status(&lab, "weighed").expect("listed")["by"], "weight");
@@ -422,6 +461,18 @@ fn without_deadlines_the_weight_of_a_group_does() {
     assert!(group());
     kill(controller(&lab, "weighed"), Signal::KILL);
     wait_until("the keeper", SOON, || !group());
+    let mut family = Family::new();
+    family.0.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
+    wait_until("a child", SOON, || family.child().is_some());
+    let child = family.child().expect("a child").process;
+    // In a group of its own within the parent's, as of a container in a container.
+    let nested = Nested::with(child);
+    assert!(!is_in(child, "/dewar-family") && is_in(child, &nested.name()));
+    qos(&lab, "family", family.parent().process, &["--by", "weight"]).done();
+    assert!(is_in(child, "/dewar-family") && is_in(family.parent().process, "/dewar-family"));
+    release(&lab, "family");
+    assert!(!is_in(family.parent().process, "/dewar-family") && is_in(child, &nested.name()));
+    drop(family);
 }
 
 /// A guest that hashes ten blocks a second.

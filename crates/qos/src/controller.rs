@@ -145,7 +145,8 @@ impl Controller {
         let tasks = subject.first_tasks(&mut busy, target.promise.threads, target.promise.period());
         let helpers = subject.helpers(&tasks);
         let by_weight = target.means == Means::Weight;
-        let plan = || Group::plan(subject.process.pid, &subject.name);
+        let processes = subject.processes();
+        let plan = || Group::plan(subject.process.pid, &processes, &subject.name);
         let group = by_weight.then(plan).transpose()?;
         let own = Owner::of(std::process::id() as i32).ok_or_else(|| {
             let cause = std::io::Error::other("it cannot be read");
@@ -169,7 +170,7 @@ impl Controller {
         let take = || -> Result<(Heartbeats, Hold), QosError> {
             // Only now: somebody else may have listened there.
             let heartbeats = Heartbeats::new(port, target.promise.rate)?;
-            group.as_ref().map_or(Ok(()), |group| group.make(&subject.processes()))?;
+            group.as_ref().map_or(Ok(()), |group| group.make(&processes))?;
             let means = target.means;
             let hold = Hold::take(&tasks, &helpers, &target.promise, means, group.clone())?;
             Ok((heartbeats, hold))

@@ -5,6 +5,7 @@
 
 use crate::QosError;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,9 @@ pub struct Group {
     pub path: PathBuf,
     /// The folder of the group in which the process was.
     pub home: PathBuf,
+    /// Processes below it that were in other groups, and which.
+    #[serde(default)]
+    pub elsewhere: BTreeMap<i32, PathBuf>,
     /// The process.
     pub process: i32,
     /// Whether it is of version 2.
@@ -28,30 +32,21 @@ pub struct Group {
 }
 
 impl Group {
-    /// Says where the group for a process would be.
+    /// Says where the group for a process, and for `others` with it, would be.
     ///
     /// # Errors
     /// Where there is no CPU controller.
-    pub(crate) fn plan(process: i32, name: &str) -> Result<Self, QosError> {
+    pub(crate) fn plan(process: i32, others: &[i32], name: &str) -> Result<Self, QosError> {
         let why = |text: &str| QosError::NoGroups(text.to_owned());
-        let own = fs::read_to_string(format!("/proc/{process}/cgroup"))
-            .map_err(|_| why("the process has ended"))?;
         let (mount, is_v2) = controller().ok_or_else(|| why("no CPU controller is mounted"))?;
-        let line = own.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':');
-            let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-            let fits = match is_v2 {
-                true => controllers.is_empty(),
-                false => controllers.split(',').any(|it| it == "cpu"),
-            };
-            fits.then_some(path)
-        });
-        let below = line.unwrap_or("/").trim_matches('/');
-        let home = mount.join(below);
+        let group = |process: i32| group_of(process, is_v2).map(|below| mount.join(below));
+        let home = group(process).ok_or_else(|| why("the process has ended"))?;
         // Beside it: a group of version 2 with processes has no groups below.
-        let parent = if below.is_empty() { &mount } else { home.parent().unwrap_or(&mount) };
+        let parent = if home == mount { &mount } else { home.parent().unwrap_or(&mount) };
         let path = parent.join(format!("dewar-{name}"));
-        Ok(Self { path, home, process, is_v2 })
+        let theirs = others.iter().filter_map(|other| Some((*other, group(*other)?)));
+        let elsewhere = theirs.filter(|(_, group)| *group != home && *group != path).collect();
+        Ok(Self { path, home, elsewhere, process, is_v2 })
     }
 
     /// Makes it and moves the processes there: a guest's first, and those below it.
@@ -89,7 +84,8 @@ impl Group {
         write(&self.file("cpu.cfs_quota_us"), quota)
     }
 
-    /// Moves whatever is in it back and removes it. Where the group that it came from is gone
+    /// Moves whatever is in it back and removes it; processes that began in it go where the
+    /// first one was. Where the group that one came from is gone
     /// (a service manager removes one that is empty) it stays, and is bounded no more.
     pub(crate) fn dissolve(&self) {
         let usual = match self.is_v2 {
@@ -99,10 +95,10 @@ impl Group {
         for (file, value) in usual {
             let _ = fs::write(self.file(file), value);
         }
-        let home = self.home.join("cgroup.procs");
         let inside = fs::read_to_string(self.file("cgroup.procs")).unwrap_or_default();
-        for process in inside.lines() {
-            let _ = fs::write(&home, process);
+        for process in inside.lines().filter_map(|line| line.parse::<i32>().ok()) {
+            let home = self.elsewhere.get(&process).unwrap_or(&self.home);
+            let _ = fs::write(home.join("cgroup.procs"), process.to_string());
         }
         let _ = fs::remove_dir(&self.path);
     }
@@ -125,6 +121,21 @@ fn refused(path: &Path) -> impl FnOnce(io::Error) -> QosError {
         }
         _ => QosError::File(path, error),
     }
+}
+
+/// The group of a process, from where the CPU controller is mounted.
+fn group_of(process: i32, is_v2: bool) -> Option<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    let line = groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let fits = match is_v2 {
+            true => controllers.is_empty(),
+            false => controllers.split(',').any(|it| it == "cpu"),
+        };
+        fits.then_some(path)
+    });
+    Some(line.unwrap_or("/").trim_matches('/').into())
 }
 
 /// Where the CPU controller is mounted, and whether as version 2.
