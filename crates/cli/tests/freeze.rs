@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 fn busy(lab: &Lab, name: &str) -> TestGuest {
@@ -417,20 +419,61 @@ fn of_all_guests_one_that_fails_keeps_none_of_the_others_back() {
     assert_whole(&lab, &mut guests[2], "thawed later");
 }
 
+/// The units for systemd.
+fn units() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/systemd")
+}
+
+/// The words behind `dewar` in a line of a unit.
+fn words_of(unit: &str, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(units().join(unit)).expect("unit");
+    let start = format!("{key}=/usr/local/bin/dewar ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&start)).expect("a line");
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_units_are_what_systemd_takes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut command = Command::new("systemd-analyze");
+    command.args(["verify", "--man=no"]);
+    for unit in fs::read_dir(units()).expect("units") {
+        let unit = unit.expect("unit");
+        let text = fs::read_to_string(unit.path()).expect("unit");
+        let text = text.replace("/usr/local/bin/dewar", env!("CARGO_BIN_EXE_dewar"));
+        // Of a template an instance.
+        let name = unit.file_name().to_string_lossy().replace('@', "@g");
+        fs::write(folder.path().join(&name), text).expect("copy");
+        command.arg(folder.path().join(&name));
+    }
+    match command.output() {
+        Ok(told) => {
+            let said = String::from_utf8_lossy(&told.stderr);
+            assert!(told.status.success() && !said.contains("dewar"), "{said}");
+        }
+        Err(error) => println!("SKIPPED the_units_are_what_systemd_takes: {error}"),
+    }
+}
+
 #[test]
 fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
     let lab = common::lab();
     let mut guests = [busy(&lab, "a"), busy(&lab, "b")];
-    for more in [&[][..], &["--to-store"]] {
-        let told = lab.dewar(&[&["freeze", "--all"], more].concat()).done().json();
+    let in_place = ["freeze", "--all"].map(str::to_owned).to_vec();
+    let shutdown = words_of("dewar-freeze.service", "ExecStop");
+    let boot = words_of("dewar-thaw.service", "ExecStart");
+    let boot: Vec<&str> = boot.iter().map(String::as_str).collect();
+    for line in [in_place, shutdown] {
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let told = lab.dewar(&line).done().json();
         assert_eq!(told["done"], 2, "{told}");
         for name in ["a", "b"] {
             let pid = record(&lab, name)["process"]["pid"].as_i64().expect("pid") as i32;
             assert!(!is_alive(pid));
         }
-        assert_eq!(lab.dewar(&["thaw", "--all"]).done().json()["done"], 2);
+        assert_eq!(lab.dewar(&boot).done().json()["done"], 2);
         for guest in &mut guests {
-            assert_whole(&lab, guest, &format!("{more:?}"));
+            assert_whole(&lab, guest, &format!("{line:?}"));
             lab.wait_for_memory(&guest.name);
         }
     }
