@@ -219,6 +219,7 @@ fn connections_over_a_tap_stay_open() {
         });
         say(&mut stream, "after it");
     }
+    guest.console.ask("check 4000 1 disk").expect("check");
     let stop = AtomicBool::new(false);
     let load = std::thread::scope(|scope| {
         let clients = scope.spawn(|| {
@@ -229,6 +230,7 @@ fn connections_over_a_tap_stay_open() {
             std::thread::sleep(Duration::from_millis(700));
             upgrade(&lab, &mut guest, &[]);
             say(&mut stream, &format!("after {round}"));
+            guest.console.ask("verify").expect("consistent");
         }
         std::thread::sleep(Duration::from_millis(700));
         drop(ends);
