@@ -8,7 +8,7 @@ sudo=()
 
 # The kernel, for the test guests: fetched, never installed.
 needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod iproute2 gcc libc6-dev
-    make pkg-config perl xz-utils zstd ca-certificates redis-tools)
+    make pkg-config perl xz-utils zstd ca-certificates redis-tools strace)
 # The second QEMU of the tests comes from Debian's archive, everywhere.
 if ! grep -q '^ID=debian' /etc/os-release; then needed+=(debian-archive-keyring); fi
 # A browser for the test of the report; Ubuntu has none as a package.

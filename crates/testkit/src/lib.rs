@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod console;
+mod fault;
 mod guest;
 mod heartbeat;
 mod lab;
@@ -17,6 +18,7 @@ mod slow_disk;
 mod small_disk;
 
 pub use console::Console;
+pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
 pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use dewar_image::{FrameCache, ImageId, Location, Store};
-use dewar_testkit::{Lab, TestGuest};
+use dewar_testkit::{Lab, TestGuest, is_alive};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde_json::Value;
 use std::net::TcpListener;
@@ -92,6 +92,24 @@ pub fn started(command: i32, verb: &str) -> Option<i32> {
 fn children(of: i32) -> Vec<i32> {
     let tasks = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
     tasks.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The QEMU processes of a lab.
+pub fn qemus(lab: &Lab) -> Vec<i32> {
+    let wanted = lab.path().display().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse::<i32>().ok()) else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        let program = line.split('\0').next().unwrap_or_default();
+        if program.contains("qemu-system") && line.contains(&wanted) && is_alive(pid) {
+            found.push(pid);
+        }
+    }
+    found
 }
 
 /// A TCP port that nobody has.

@@ -1,0 +1,278 @@
+//! One call to the kernel goes wrong, another one each time: `dewar` is killed at it, or
+//! the disk is full.
+
+mod common;
+
+use common::{HeldCheckpoint, qemus};
+use dewar_testkit::{
+    CHANGES, Call, Console, Fault, GuestSpec, Lab, NEED_ROOM, RedisServer, TestGuest, calls_of,
+    kill, wait_until, with_fault,
+};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+fn busy(lab: &Lab) -> TestGuest {
+    let spec = GuestSpec { memory_mib: 128, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    guest
+}
+
+/// A store that can be put back to what it was.
+enum Place {
+    /// In a folder, and a copy of it.
+    Folder(PathBuf, PathBuf),
+    /// In a server's first database, and a copy in its second.
+    Redis(RedisServer),
+}
+
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Place::Folder(folder, _) => format!("file:{}", folder.display()),
+            Place::Redis(server) => server.url(),
+        }
+    }
+
+    fn keep(&self) {
+        match self {
+            Place::Folder(folder, copy) => copied(folder, copy),
+            Place::Redis(server) => copied_database(server, 0, 1),
+        }
+    }
+
+    fn put_back(&self) {
+        match self {
+            Place::Folder(folder, copy) => copied(copy, folder),
+            Place::Redis(server) => copied_database(server, 1, 0),
+        }
+    }
+
+    /// Names and lengths of all that lies there.
+    fn objects(&self) -> Vec<String> {
+        match self {
+            Place::Folder(folder, _) => common::files(folder)
+                .iter()
+                .map(|file| format!("{} {}", file.display(), file.metadata().expect("stat").len()))
+                .collect(),
+            Place::Redis(server) => {
+                let all = "local all = {}
+                    for _, key in ipairs(redis.call('keys', '*')) do
+                        local kind = redis.call('type', key).ok
+                        if kind == 'string' and not string.find(key, ':count:') then
+                            all[#all + 1] = key .. ' ' .. redis.call('strlen', key)
+                        elseif kind == 'hash' then
+                            all[#all + 1] = key .. ' ' .. redis.call('hlen', key)
+                        end
+                    end
+                    table.sort(all)
+                    return all";
+                server.ask(&["eval", all, "0"]).expect("keys").lines().map(str::to_owned).collect()
+            }
+        }
+    }
+
+    /// What the dead held is theirs no more, as after 20 s.
+    fn let_time_pass(&self) {
+        if let Place::Redis(server) = self {
+            let drop = "for _, key in ipairs(redis.call('keys', '*:hold:*')) do
+                redis.call('del', key) end";
+            server.ask(&["eval", drop, "0"]).expect("del");
+        }
+    }
+}
+
+fn copied(from: &PathBuf, to: &PathBuf) {
+    let _ = std::fs::remove_dir_all(to);
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(done.expect("cp").success());
+}
+
+fn copied_database(server: &RedisServer, from: u8, to: u8) {
+    let copy = format!(
+        "redis.call('select', {to}) redis.call('flushdb') redis.call('select', {from})
+        for _, key in ipairs(redis.call('keys', '*')) do redis.call('copy', key, key, 'db', {to}) end
+        redis.call('select', {to}) return redis.call('dbsize')"
+    );
+    let keys = server.ask(&["eval", &copy, "0"]).expect("copy");
+    assert!(keys.parse::<u64>().is_ok_and(|keys| keys > 0), "{keys}");
+}
+
+/// Whether a call is one by which something changes; of what is said to a server, where it
+/// is no question.
+fn is_change(call: &Call) -> bool {
+    let changes = ["SET", "DEL", "UNLINK", "EVAL", "INCRBY"];
+    !call.text.starts_with("sendto") || changes.iter().any(|word| call.text.contains(word))
+}
+
+/// Ends `line` at each of its changes in turn. Whatever that was, the images that it is not
+/// about are whole, and once it is run again the store is what it becomes undisturbed.
+fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[String]) {
+    let url = place.url();
+    let dewar = |line: &[&str]| lab.dewar(&[line, &["--store", &url]].concat());
+    let finished = |after: &str| {
+        place.let_time_pass();
+        for image in others {
+            let told = dewar(&["verify", image]);
+            assert_eq!(told.code, 0, "{image} {after}: {}", told.stderr);
+        }
+        // What it deletes may be gone.
+        let told = dewar(line);
+        assert!(told.code == 0 || told.code == 3 && line[0] == "delete", "{after}: {told:?}");
+        dewar(&["gc"]).done();
+        place.objects()
+    };
+    place.put_back();
+    let command = lab.command(&[line, &["--store", &url]].concat());
+    let (output, calls) = calls_of(&command, CHANGES).expect("strace");
+    assert!(output.status.success(), "{output:?}");
+    let clean = finished("undisturbed");
+    let changes: Vec<&Call> = calls.iter().filter(|call| is_change(call)).collect();
+    println!("{line:?} in {url}: {} changes", changes.len());
+    assert!(changes.len() > 5, "{calls:?}");
+    for call in changes {
+        place.put_back();
+        let (output, killed) = with_fault(&command, call, Fault::Killed).expect("strace");
+        let after = format!("after {line:?} killed at {}", call.text);
+        assert!(killed || output.status.success(), "{after}: {output:?}");
+        assert_eq!(finished(&after), clean, "{after}");
+    }
+}
+
+fn removals_killed_at_each_change(lab: &Lab, place: &Place) {
+    let url = place.url();
+    let mut guest = busy(lab);
+    guest.console.ask("fill 8 noise").expect("fill");
+    let mut images: Vec<String> = (0..6)
+        .map(|_| {
+            guest.console.ask("count").expect("alive");
+            let told = lab.dewar(&["checkpoint", "g", "--store", &url]).done().json();
+            told["checkpoint"].as_str().expect("id").to_owned()
+        })
+        .collect();
+    for gone in [0, 1, 2] {
+        lab.dewar(&["delete", &images.remove(gone), "--store", &url]).done();
+    }
+    // Segments that only a dead writer names.
+    let line = ["checkpoint", "g", "--full", "--store", &url];
+    let held = HeldCheckpoint::at_with(lab, &line, "synced");
+    // It would sweep them.
+    kill(held.guardian().expect("a guardian"), Signal::KILL);
+    held.kill();
+    lab.dewar(&["rm", "g", "--force"]).done();
+    place.let_time_pass();
+    place.keep();
+    killed_at_each_change(lab, place, &["gc"], &images);
+    let gone = images.remove(1);
+    killed_at_each_change(lab, place, &["delete", &gone], &images);
+}
+
+#[test]
+fn gc_and_delete_killed_at_each_change_of_a_folder() {
+    let lab = common::lab();
+    let place = Place::Folder(lab.path().join("pages"), lab.path().join("copy"));
+    removals_killed_at_each_change(&lab, &place);
+}
+
+#[test]
+fn gc_and_delete_killed_at_each_change_of_a_server() {
+    let lab = common::lab();
+    let place = Place::Redis(RedisServer::start(&[]).expect("redis"));
+    removals_killed_at_each_change(&lab, &place);
+}
+
+/// That the guest runs, once and whole, or is frozen and can be thawed.
+fn assert_not_lost(lab: &Lab, guest: &mut TestGuest, after: &str) {
+    let mut told = Value::Null;
+    wait_until(&format!("{after}: all is settled"), Duration::from_secs(60), || {
+        told = lab.ps("g").expect("listed");
+        told["state"] == "running" || told["state"] == "frozen"
+    });
+    if told["state"] == "frozen" {
+        let thawed = lab.dewar(&["thaw", "g"]);
+        assert_eq!(thawed.code, 0, "{after}: {}", thawed.stderr);
+    }
+    wait_until(&format!("{after}: one QEMU"), Duration::from_secs(20), || qemus(lab).len() == 1);
+    let told = lab.ps("g").expect("listed")["not_handed_over"].to_string();
+    let console = if told.contains("/console ") { "console~" } else { "console" };
+    let console = Console::connect(&guest.folder.join(console));
+    guest.console = console.unwrap_or_else(|error| panic!("{after}: {error}; {told}"));
+    guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
+}
+
+/// How many calls of each command go wrong; all would take too long.
+const TRIED: usize = 16;
+
+/// Lets calls of `line` that need room fail, some of all, each once.
+fn without_room(line: &[&str], before: Option<&[&str]>) {
+    with_each(line, before, (NEED_ROOM, |_| true), Fault::NoRoom);
+}
+
+/// Lets calls of `line` go wrong that are of these kinds and are wanted, some of all, each
+/// once.
+fn with_each(
+    line: &[&str],
+    before: Option<&[&str]>,
+    (kinds, is_wanted): (&str, fn(&Call) -> bool),
+    fault: Fault,
+) {
+    let lab = common::lab();
+    let mut guest = busy(&lab);
+    let prepare = || {
+        if let Some(before) = before {
+            lab.dewar(before).done();
+        }
+    };
+    prepare();
+    let command = lab.command(line);
+    let (output, mut calls) = calls_of(&command, kinds).expect("strace");
+    calls.retain(is_wanted);
+    assert!(output.status.success(), "{output:?}");
+    assert_not_lost(&lab, &mut guest, "undisturbed");
+    let mut went_wrong = 0;
+    for tried in 0..TRIED {
+        prepare();
+        // Not always the same of those that repeat.
+        let call = &calls[(tried * calls.len() / TRIED + tried % 3).min(calls.len() - 1)];
+        let (output, came_to_it) = with_fault(&command, call, fault).expect("strace");
+        went_wrong += usize::from(came_to_it);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let code = output.status.code();
+        let after = format!("{line:?}, {fault:?} at {}: {code:?} {said}", call.text);
+        println!("{after}");
+        assert!(matches!(code, Some(0 | 1 | 3 | 4 | 5)), "{after}");
+        assert!(code == Some(0) || said.contains("dewar: "), "{after}");
+        assert_not_lost(&lab, &mut guest, &after);
+    }
+    assert!(went_wrong > TRIED / 2, "{went_wrong} of {}", calls.len());
+    prepare();
+    lab.dewar(line).done();
+    assert_not_lost(&lab, &mut guest, "in the end");
+}
+
+/// A process that cannot be looked at is not taken for a dead one.
+#[test]
+fn who_cannot_look_at_processes_runs_no_guest_twice() {
+    let looks = |call: &Call| call.text.contains("/proc/") || call.text.contains("\"stat\"");
+    for line in [["upgrade", "g"], ["freeze", "g"]] {
+        with_each(&line, None, ("openat", looks), Fault::NoDescriptor);
+    }
+}
+
+#[test]
+fn a_disk_full_at_any_time_of_an_upgrade_loses_no_guest() {
+    without_room(&["upgrade", "g"], None);
+}
+
+#[test]
+fn a_disk_full_at_any_time_of_a_freeze_loses_no_guest() {
+    without_room(&["freeze", "g"], None);
+}
+
+#[test]
+fn a_disk_full_at_any_time_of_a_thaw_loses_no_guest() {
+    without_room(&["thaw", "g"], Some(&["freeze", "g"]));
+}
