@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod method;
+mod picture;
 mod table;
 
 use anyhow::{Context, Result, ensure};
@@ -56,7 +57,9 @@ fn main() -> Result<()> {
         drop(method);
     }
     table::print(&columns);
-    println!("\nwritten to {}", plan.out.display());
+    let picture = plan.out.with_extension("svg");
+    std::fs::write(&picture, picture::draw(&plan.sections, &columns))?;
+    println!("\nwritten to {} and {}", plan.out.display(), picture.display());
     Ok(())
 }
 
