@@ -12,6 +12,7 @@ mod load;
 mod picture;
 mod report;
 mod run;
+mod table;
 mod way;
 
 use anyhow::{Context, Result};
@@ -59,7 +60,8 @@ fn main() -> Result<()> {
             let picture =
                 plan.out.with_file_name(format!("qos-{}-{}.svg", subject.name(), kind.name()));
             std::fs::write(&picture, picture::draw(&rows, *subject, *kind))?;
-            println!("drawn in {}", picture.display());
+            table::print(&rows, *subject, *kind);
+            println!("\ndrawn in {}", picture.display());
         }
     }
     report::print_targets(&rows);
@@ -68,7 +70,7 @@ fn main() -> Result<()> {
 }
 
 fn plan() -> Result<Plan> {
-    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film] [--repeats N] [--hogs N]";
+    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film,quiet,checkpoints] [--repeats N] [--hogs N]";
     let mut words = std::env::args().skip(1);
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,

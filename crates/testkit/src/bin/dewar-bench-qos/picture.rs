@@ -10,10 +10,15 @@ const LEFT: f64 = 50.0;
 const STRIP: f64 = 120.0;
 const GAP: f64 = 46.0;
 
-/// The rows of a subject and a load as SVG.
+/// The rows of a subject and a load as SVG; of what was repeated the first.
 pub fn draw(rows: &[Row], subject: SubjectKind, load: LoadKind) -> String {
-    let rows: Vec<&Row> =
-        rows.iter().filter(|row| row.subject == subject && row.load == load).collect();
+    let mut drawn: Vec<&Row> = Vec::new();
+    for row in rows.iter().filter(|row| row.subject == subject && row.load == load) {
+        if !drawn.iter().any(|other| other.way == row.way) {
+            drawn.push(row);
+        }
+    }
+    let rows = drawn;
     let height = 40.0 + rows.len() as f64 * (STRIP + GAP);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \

@@ -80,7 +80,7 @@ impl Row {
     }
 
     /// Misses a second or more after a step, of all.
-    fn missed_late(&self) -> usize {
+    pub fn missed_late(&self) -> usize {
         let since_step = |job: &LoggedJob| {
             let start = self.starts.iter().rev().find(|start| **start <= job.number);
             job.number - start.copied().unwrap_or(0)
@@ -90,7 +90,7 @@ impl Row {
 
     /// Jobs after a step until so many in a row meet their deadlines, the worst of all
     /// steps.
-    fn settling(&self) -> u64 {
+    pub fn settling(&self) -> u64 {
         let met = |number: u64| {
             self.jobs.get(number as usize).is_none_or(|job| number < BEGINNING || !missed(job))
         };
@@ -113,7 +113,7 @@ impl Row {
     }
 
     /// What the hogs had, of what the task's own need leaves of two CPUs.
-    fn hogs_share(&self) -> f64 {
+    pub fn hogs_share(&self) -> f64 {
         let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
         let need: f64 = self.oracle.iter().sum();
         self.hogs_had / (cpus * self.elapsed - need)
