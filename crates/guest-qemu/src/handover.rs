@@ -114,6 +114,9 @@ pub enum HandoverError {
     Unfinished(Box<HandoverError>),
     /// Everybody who could tell whether the guest ran in the new QEMU is gone.
     #[error(
+    /// The guest moved, and its old QEMU is still there.
+    #[error("its old QEMU, process {0}, which stands still, does not end")]
+    Lingers(i32),
         "the new QEMU of {0} ended in the hand-over, and nobody saw whether the guest ran in it; \
          the old one, process {1}, stands still"
     )]
@@ -259,7 +262,11 @@ fn forward(
     let told = old.and_then(|old| old.execute("query-migrate", json!({})).ok());
     let downtime_ms = told.and_then(|told| told["downtime"].as_u64());
     before_end();
-    kill(&handover.old);
+    if !kill(&handover.old) {
+        // Whoever comes next tries again: nobody would know of it otherwise.
+        return Err(HandoverError::Lingers(handover.old.pid));
+    }
+    handover.renames.iter().for_each(remove_unanswered);
     if let Some(new) = &mut new {
         for later in &handover.later {
             problems.extend(open_later(new, later));

@@ -20,6 +20,7 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 const PREALLOCATES_GIB_WITHIN: Duration = Duration::from_secs(10);
 /// How long a killed process may take to be gone: its memory is unmapped first.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const KILLED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(2);
 /// Most bytes of a log that are shown.
 const SHOWN: u64 = 4096;
@@ -253,11 +254,18 @@ fn printed_since(log: &Path, start: u64) -> Option<String> {
 /// Ends a process by SIGKILL and waits until it is gone; says whether it is. One that waits
 /// for a device that does not answer may stay.
 pub fn kill(process: &ProcessId) -> bool {
-    let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return !process.is_alive() };
-    if process.is_seen() {
-        let _ = handle.kill();
+    let deadline = Instant::now() + ENDS_WITHIN;
+    // Again, where it could not be seen.
+    while process.is_alive() && Instant::now() < deadline {
+        let handle = ProcessHandle::open(Pid(process.pid)).ok();
+        if let Some(handle) = handle.filter(|_| process.is_seen()) {
+            let _ = handle.kill();
+        }
+        if process.ends_within(KILLED_AGAIN_AFTER) {
+            return true;
+        }
     }
-    process.ends_within(ENDS_WITHIN)
+    !process.is_alive()
 }
 
 /// Ends QEMUs that were to offer this socket and that nobody knows of: their

@@ -99,7 +99,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     );
     if let Err(failure) = result {
         replaced::end_loading(&folder)?;
-        if folder.record().is_ok_and(|record| record.process.is_alive()) {
+        if folder.record().is_ok_and(|record| record.process.is_seen()) {
             // It was loaded and may run at any moment: its files are in use.
             return Err(failure
                 .attention()

@@ -74,8 +74,8 @@ pub(super) fn fate(
         std::thread::sleep(POLL);
     }
     // It is ended before anything is decided: it must not resume afterwards.
-    if let Some(process) = &handover.new {
-        kill(process);
+    if handover.new.is_some_and(|new| !kill(&new) && !new.is_seen()) {
+        return Fate::Unknown;
     }
     if new.as_mut().is_some_and(Qmp::has_resumed) {
         return Fate::Moved(None);

@@ -77,7 +77,7 @@ impl Drop for TapKeeper {
 /// Sets the headers of a QEMU's taps as they were.
 pub(super) fn restore(process: &ProcessId, taps: &[TapHeader]) {
     let Ok(handle) = ProcessHandle::open(Pid(process.pid)) else { return };
-    for tap in taps.iter().filter(|_| process.is_alive()) {
+    for tap in taps.iter().filter(|_| process.is_seen()) {
         let _ = handle.fetch_fd(tap.fd).and_then(|file| set_tap_header_bytes(&file, tap.bytes));
     }
 }

@@ -29,23 +29,24 @@ impl ProcessId {
 
     /// The same, or that it cannot be seen: for want of descriptors, say.
     fn look(pid: i32) -> Result<Option<Self>, ProcError> {
-        let look = || {
-            let process = Process::new(pid)?;
-            let stat = process.stat()?;
-            // A first thread that is dead says nothing while others are dying:
-            // they still hold the files.
-            let ended = "ZX".contains(stat.state) && process.tasks()?.count() <= 1;
-            Ok((!ended).then_some(Self { pid, started: stat.starttime, boot: this_boot() }))
+        let stat = match Process::new(pid).and_then(|process| process.stat()) {
+            Ok(stat) => stat,
+            // What is hidden from us is somebody else's.
+            Err(ProcError::NotFound(_) | ProcError::PermissionDenied(_)) => return Ok(None),
+            Err(error) => return Err(error),
         };
-        match look() {
-            Err(ProcError::NotFound(_)) => Ok(None),
-            seen => seen,
-        }
+        // A first thread that is dead says nothing while others are dying:
+        // they still hold the files.
+        let ended = "ZX".contains(stat.state) && stat.num_threads <= 1;
+        Ok((!ended).then_some(Self { pid, started: stat.starttime, boot: this_boot() }))
     }
 
-    /// Whether it still runs. One that cannot be seen does: nothing may take its place.
+    /// Whether it still runs. One that cannot be seen may: nothing takes its place.
     pub fn is_alive(&self) -> bool {
-        Self::look(self.pid).map_or(true, |now| now.is_some_and(|now| now.is_same(self)))
+        match Self::look(self.pid) {
+            Ok(now) => now.is_some_and(|now| now.is_same(self)),
+            Err(_) => self.is_of_this_boot(),
+        }
     }
 
     /// Whether it is seen to run.

@@ -10,7 +10,7 @@ pub fn give_back(entry: &Entry) {
     for task in entry.saved.iter().filter(|task| task.is_there()) {
         let _ = task.task().schedule(task.scheduling());
     }
-    let Some(nice) = entry.helpers_nice().filter(|_| entry.process.is_alive()) else { return };
+    let Some(nice) = entry.helpers_nice().filter(|_| entry.process.is_seen()) else { return };
     let known: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
     let raised = Scheduling::ordinary(HELPERS_NICE);
     for task in threads_of(entry.process.pid).into_iter().filter(|task| !known.contains(task)) {
