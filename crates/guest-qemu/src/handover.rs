@@ -72,6 +72,7 @@ use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -253,7 +254,13 @@ fn forward(
     for Rename { aside, own } in &handover.renames {
         own_alike(own, aside);
         match fs::rename(aside, own) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // Without this one nobody reaches the guest: whoever comes next tries again.
+            Err(error) if *own == handover.next.qmp => {
+                kill(&handover.old);
+                return Err(crate::registry::io_error("rename", aside)(error).into());
+            }
+            Err(error) => {
                 problems.push(format!("{} has no new owner: {error}", own.display()));
             }
             _ => {}
@@ -284,6 +291,18 @@ fn forward(
 }
 
 /// Gives what was made aside the owner and the rights of what it takes the place of:
+/// Removes the socket by whose name the old QEMU had what it could not rename.
+fn remove_unanswered(Rename { own, .. }: &Rename) {
+    for end in crate::cmdline::ASIDE {
+        let path = PathBuf::from(format!("{}{end}", own.display()));
+        let is_socket = fs::symlink_metadata(&path).is_ok_and(|it| it.file_type().is_socket());
+        let answers = || UnixStream::connect(&path).map_err(|error| error.kind());
+        if is_socket && matches!(answers(), Err(ErrorKind::ConnectionRefused)) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
 /// somebody may have let others use that socket. Where it may not, it is as after a
 /// restart.
 ///

@@ -60,7 +60,7 @@ pub enum RegistryError {
     },
 }
 
-fn io_error<'a>(
+pub(crate) fn io_error<'a>(
     operation: &'static str,
     path: &'a Path,
 ) -> impl FnOnce(io::Error) -> RegistryError + use<'a> {
