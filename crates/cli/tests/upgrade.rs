@@ -259,6 +259,7 @@ fn what_was_not_handed_over_is_told_whoever_finished_it() {
     lab.dewar(&["upgrade", "g"]).done();
     assert_one_whole(&lab, &mut guest, "nothing is in the way");
     assert_eq!(told(&lab), serde_json::json!([]));
+    assert!(!lab.path().join("g.qmp~").exists(), "where it was meanwhile");
     std::os::unix::net::UnixStream::connect(&own).expect("the user's socket");
 }
 

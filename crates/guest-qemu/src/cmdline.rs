@@ -11,6 +11,7 @@ mod old_style;
 mod options;
 mod restore;
 
+pub(crate) use exclusive::ASIDE;
 pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, inherited, take_over};
 pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};

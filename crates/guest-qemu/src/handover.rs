@@ -74,7 +74,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tap::TapHeader;
 
@@ -113,11 +114,11 @@ pub enum HandoverError {
     /// The guest moved, and not all of it could be put in order.
     #[error("the guest moved to its new QEMU, but: {0}")]
     Unfinished(Box<HandoverError>),
-    /// Everybody who could tell whether the guest ran in the new QEMU is gone.
-    #[error(
     /// The guest moved, and its old QEMU is still there.
     #[error("its old QEMU, process {0}, which stands still, does not end")]
     Lingers(i32),
+    /// Everybody who could tell whether the guest ran in the new QEMU is gone.
+    #[error(
         "the new QEMU of {0} ended in the hand-over, and nobody saw whether the guest ran in it; \
          the old one, process {1}, stands still"
     )]
@@ -290,7 +291,6 @@ fn forward(
     Ok(Moved { record: next, downtime_ms })
 }
 
-/// Gives what was made aside the owner and the rights of what it takes the place of:
 /// Removes the socket by whose name the old QEMU had what it could not rename.
 fn remove_unanswered(Rename { own, .. }: &Rename) {
     for end in crate::cmdline::ASIDE {
@@ -303,6 +303,7 @@ fn remove_unanswered(Rename { own, .. }: &Rename) {
     }
 }
 
+/// Gives what was made aside the owner and the rights of what it takes the place of:
 /// somebody may have let others use that socket. Where it may not, it is as after a
 /// restart.
 ///

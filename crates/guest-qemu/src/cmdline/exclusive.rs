@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Ends of names for what is to be renamed.
-const ASIDE: [&str; 2] = ["~", "~2"];
+pub(crate) const ASIDE: [&str; 2] = ["~", "~2"];
 /// What the address of a unix socket has room for (`sun_path` in unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
 /// The port of VNC's display 0.
