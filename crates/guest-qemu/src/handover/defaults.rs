@@ -13,22 +13,17 @@ use crate::qmp::{Qmp, QmpError};
 use serde_json::json;
 
 /// Kinds of display adapters, and how `-vga` calls those that QEMU makes by itself.
-const DISPLAYS: [(&str, &str); 10] = [
+const DISPLAYS: [(&str, &str); 5] = [
     ("VGA", "std"),
     ("cirrus-vga", "cirrus"),
     ("vmware-svga", "vmware"),
     ("qxl-vga", "qxl"),
     ("virtio-vga", "virtio"),
-    ("isa-vga", ""),
-    ("isa-cirrus-vga", ""),
-    ("ati-vga", ""),
-    ("vhost-user-vga", ""),
-    ("virtio-vga-gl", ""),
 ];
 /// Kinds of drives in whose presence QEMU makes none for CD-ROMs.
 const DRIVES: [&str; 4] = ["ide-cd", "ide-hd", "scsi-cd", "scsi-hd"];
-/// Where it puts its own.
-const OWN_INDEX: &str = "2";
+/// Where it puts its own, of the drives of a machine.
+const OWN_INDEX: usize = 2;
 const NETWORKS: [&str; 3] = ["netdev", "nic", "net"];
 
 /// Adds to `now`, the form of the line `before` in which a guest goes on, what keeps the
@@ -43,15 +38,16 @@ pub(super) fn keep_defaults(
     if after.of_display && !before.of_display {
         let kinds = unattached_kinds(qmp)?;
         let its = DISPLAYS.iter().find(|(kind, _)| kinds.iter().any(|it| it == kind));
-        if let Some((_, name)) = its.filter(|(_, name)| !name.is_empty()) {
+        if let Some((_, name)) = its {
             add(&["-vga", name]);
         }
     }
     if after.of_drives && !before.of_drives && has_empty_drive(qmp)? {
-        // On whatever the machine has.
+        // Without `if=`: on the kind of bus that this machine has for it.
         add(&["-drive", &format!("index={OWN_INDEX},media=cdrom")]);
     }
     if before.of_drives && !after.of_drives {
+        // No option says "no CD-ROM drive"; any of such a kind does, this with its default.
         add(&["-global", "scsi-cd.write-cache=auto"]);
     }
     match (before.of_networks, after.of_networks) {
@@ -62,7 +58,7 @@ pub(super) fn keep_defaults(
     Ok(())
 }
 
-/// Whether QEMU has a drive for CD-ROMs that no word of a command line can have made.
+/// Whether QEMU has a drive for CD-ROMs without a name of the user's.
 fn has_empty_drive(qmp: &mut Qmp) -> Result<bool, QmpError> {
     let blocks = qmp.execute("query-block", json!({}))?;
     Ok(blocks.as_array().into_iter().flatten().any(|block| {
@@ -82,6 +78,7 @@ struct Told {
 impl Told {
     fn by(line: &[String]) -> Self {
         let mut told = Self::default();
+        let mut plain = 0;
         for argument in arguments(line) {
             let value = argument.value.unwrap_or_default();
             let kind = match argument.name {
@@ -96,10 +93,10 @@ impl Told {
                 "global" => global_kind(value),
                 name => {
                     told.of_networks |= NETWORKS.contains(&name);
-                    // It is where QEMU would put its own.
+                    // These may be where QEMU would put its own.
                     told.of_drives |= name == "cdrom" || name == "hdc";
-                    told.of_drives |=
-                        name == "drive" && property(value, "index").as_deref() == Some(OWN_INDEX);
+                    told.of_drives |= name == "drive" && is_placed(value);
+                    plain += usize::from(name == "drive" && is_of_machine(value));
                     continue;
                 }
             };
@@ -107,6 +104,8 @@ impl Told {
             told.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
             told.of_drives |= DRIVES.contains(&kind.as_str());
         }
+        // QEMU counts them from zero.
+        told.of_drives |= plain > OWN_INDEX;
         told
     }
 }
@@ -115,6 +114,17 @@ impl Told {
 fn global_kind(value: &str) -> Option<String> {
     let short = value.split_once('.').filter(|(kind, _)| !kind.contains(['=', ',']));
     short.map_or_else(|| property(value, "driver"), |(kind, _)| Some(kind.to_owned()))
+}
+
+/// Whether a `-drive` is one of the machine's own kind.
+fn is_of_machine(drive: &str) -> bool {
+    property(drive, "if").is_none_or(|kind| kind == "ide")
+}
+
+/// Whether it is one and says which, so that it may be where QEMU would put its own.
+fn is_placed(drive: &str) -> bool {
+    let says = |key| property(drive, key).is_some();
+    is_of_machine(drive) && (says("bus") || says("unit") || says("index"))
 }
 
 /// What an option says of `key`; its first word may be `driver` without saying so.
@@ -141,6 +151,8 @@ mod tests {
         assert_eq!(of("-device {\"driver\":\"scsi-hd\"}"), [false, true, false]);
         assert_eq!(of("-device scsi-hd,drive=d -cdrom x"), [false, true, false]);
         assert_eq!(of("-drive if=virtio,file=x -drive file=y,index=2"), [false, true, false]);
+        assert_eq!(of("-drive file=x,if=virtio,index=2 -drive file=y"), [false, false, false]);
+        assert_eq!(of("-drive file=x -drive file=y -drive file=z"), [false, true, false]);
         assert_eq!(of("-nic none"), [false, false, true]);
     }
 }
