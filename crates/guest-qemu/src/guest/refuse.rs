@@ -37,7 +37,12 @@ impl QemuGuest {
         let Some(line) = self.line.clone() else { return Ok(()) };
         let now = current_line(&mut self.qmp, &self.record.arguments);
         match now {
-            Ok(now) if now == line => self.refuse_changed_medium(&line),
+            Ok(now) if now == line => match self.refuse_changed_medium(&line) {
+                Err(GuestError::Unsupported { .. }) => {
+                    Err(self.failed("looking at its disks", "a CD was changed meanwhile"))
+                }
+                other => other,
+            },
             Ok(_) => Err(self.failed("looking at the devices", "they were changed meanwhile")),
             // It has ended, and can tell nobody; all was captured by then.
             Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),

@@ -27,12 +27,16 @@ pub(crate) fn stale_disk(
     Ok(moved.map(|node| format!("block node '{node}' is no longer that of its device")))
 }
 
-/// The first read-only medium in a drive that is another than the command line says.
+/// The first read-only medium in a drive that is another than the command line says, where
+/// that says all.
 pub(crate) fn changed_medium(
     qmp: &mut Qmp,
     record: &GuestRecord,
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
+    if arguments(line).iter().any(|argument| argument.name == "readconfig") {
+        return Ok(None);
+    }
     let blocks = qmp.execute("query-block", json!({}))?;
     let is_medium = |it: &&Value| it["removable"] == true && it["inserted"]["ro"] == true;
     let media: Vec<&Value> = blocks.as_array().into_iter().flatten().filter(is_medium).collect();
