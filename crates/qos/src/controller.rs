@@ -170,7 +170,7 @@ impl Controller {
         let take = || -> Result<(Heartbeats, Hold), QosError> {
             // Only now: somebody else may have listened there.
             let heartbeats = Heartbeats::new(port, target.promise.rate)?;
-            group.as_ref().map_or(Ok(()), |group| group.make(&processes))?;
+            group.as_ref().map_or(Ok(()), |group| group.make(&subject.processes()))?;
             let means = target.means;
             let hold = Hold::take(&tasks, &helpers, &target.promise, means, group.clone())?;
             Ok((heartbeats, hold))

@@ -84,9 +84,9 @@ impl Group {
         write(&self.file("cpu.cfs_quota_us"), quota)
     }
 
-    /// Moves whatever is in it back and removes it; processes that began in it go where the
-    /// first one was. Where the group that one came from is gone
-    /// (a service manager removes one that is empty) it stays, and is bounded no more.
+    /// Moves whatever is in it back and removes it; processes that began in it, and those whose
+    /// own group is gone, go where the first one was. Where that is gone too (a service manager
+    /// removes a group that is empty) they stay, and are bounded no more.
     pub(crate) fn dissolve(&self) {
         let usual = match self.is_v2 {
             true => [("cpu.max", "max"), ("cpu.weight", "100")],
@@ -97,8 +97,12 @@ impl Group {
         }
         let inside = fs::read_to_string(self.file("cgroup.procs")).unwrap_or_default();
         for process in inside.lines().filter_map(|line| line.parse::<i32>().ok()) {
-            let home = self.elsewhere.get(&process).unwrap_or(&self.home);
-            let _ = fs::write(home.join("cgroup.procs"), process.to_string());
+            let own = self.elsewhere.get(&process);
+            let goes =
+                |home: &PathBuf| fs::write(home.join("cgroup.procs"), process.to_string()).is_ok();
+            if !own.is_some_and(goes) {
+                goes(&self.home);
+            }
         }
         let _ = fs::remove_dir(&self.path);
     }
