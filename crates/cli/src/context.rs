@@ -99,7 +99,7 @@ impl Context {
     }
 
     /// The same, where another command that has it may have so long to let it go.
-    fn hold_within(
+    pub fn hold_within(
         &self,
         name: &str,
         patience: Duration,

@@ -33,7 +33,7 @@ pub use keeper::keep;
 /// The real-time priority of the controller: it must run when a job ends, before a
 /// thread that it rescues.
 const PRIORITY: u32 = 2;
-/// How long a guest may be between two QEMUs.
+/// How long a guest may be between two QEMUs, or with another command.
 const BETWEEN: Duration = Duration::from_secs(5);
 
 pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
@@ -183,7 +183,8 @@ fn find(context: &Context, name: &str, args: &QosArgs) -> Result<Subject, Failur
             .ok_or_else(|| Failure::new(Code::NotFound, format!("there is no process {pid}")))?;
         return Ok(Subject { name: name.to_owned(), process, vcpus: Vec::new() });
     }
-    let held = context.hold(name)?;
+    // A checkpoint of it, say: it has its deadlines meanwhile.
+    let held = context.hold_within(name, BETWEEN, |_, _| Ok(()))?;
     held.require_alive()?;
     if args.port.is_none() && !held.folder.file(PORT_FILE).exists() {
         let what = format!("guest '{name}' has no port for heartbeats");
