@@ -21,6 +21,8 @@ pub enum LoadKind {
     Quiet,
     /// The same while Dewar takes checkpoints of another guest.
     Checkpoints,
+    /// The same while Dewar takes checkpoints of the guest itself.
+    Own,
 }
 
 #[derive(Debug, Clone)]
@@ -34,12 +36,12 @@ pub struct Load {
 }
 
 impl LoadKind {
-    pub const ALL: [Self; 5] =
-        [Self::Ramp, Self::Steps, Self::Film, Self::Quiet, Self::Checkpoints];
+    pub const ALL: [Self; 6] =
+        [Self::Ramp, Self::Steps, Self::Film, Self::Quiet, Self::Checkpoints, Self::Own];
 
     /// Whether programs run beside it that take all CPU time.
     pub fn has_hogs(self) -> bool {
-        !matches!(self, Self::Quiet | Self::Checkpoints)
+        !matches!(self, Self::Quiet | Self::Checkpoints | Self::Own)
     }
 
     pub fn name(self) -> &'static str {
@@ -49,6 +51,7 @@ impl LoadKind {
             Self::Film => "film",
             Self::Quiet => "quiet",
             Self::Checkpoints => "checkpoints",
+            Self::Own => "own",
         }
     }
 }
@@ -69,7 +72,9 @@ impl Load {
                 let (low, high) = (bytes(0.3 * full), bytes(0.8 * full));
                 vec![(3.0, low), (4.0, high), (4.0, low), (3.0, high)]
             }
-            LoadKind::Quiet | LoadKind::Checkpoints => vec![(15.0, bytes(0.6 * full))],
+            LoadKind::Quiet | LoadKind::Checkpoints | LoadKind::Own => {
+                vec![(15.0, bytes(0.6 * full))]
+            }
             LoadKind::Film => film(full).into_iter().map(|mb| (1.0 / RATE, bytes(mb))).collect(),
         };
         let total: f64 = steps.iter().map(|(seconds, _)| seconds).sum();

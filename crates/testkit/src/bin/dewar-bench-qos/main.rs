@@ -3,7 +3,7 @@
 //! that take all CPU time that they can get.
 //!
 //! usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest]
-//!     [--loads ramp,steps,film] [--repeats N] [--hogs N]
+//!     [--loads ramp,steps,film,quiet,checkpoints,own] [--repeats N] [--hogs N]
 
 #![forbid(unsafe_code)]
 
@@ -40,11 +40,14 @@ fn main() -> Result<()> {
         let lab = Lab::new(&plan.dewar)?;
         let mut bench = Bench::new(&lab, *subject)?;
         println!("{}: a hash of 1 MB takes {:.2} ms", subject.name(), bench.ms_per_mb());
-        for kind in &plan.loads {
+        // A process is not checkpointed by us.
+        let has = |kind: &&LoadKind| **kind != LoadKind::Own || *subject == SubjectKind::Guest;
+        for kind in plan.loads.iter().filter(has) {
             let load = Load::new(*kind, *subject, bench.ms_per_mb());
             let hogs = Hogs::start(if kind.has_hogs() { plan.hogs } else { 0 })?;
             let checkpoints = match kind {
-                LoadKind::Checkpoints => Some(Checkpoints::start(&lab)?),
+                LoadKind::Checkpoints => Some(Checkpoints::of_another(&lab)?),
+                LoadKind::Own => Some(Checkpoints::of(&lab, "g")?),
                 _ => None,
             };
             for _ in 0..plan.repeats {
@@ -70,7 +73,7 @@ fn main() -> Result<()> {
 }
 
 fn plan() -> Result<Plan> {
-    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film,quiet,checkpoints] [--repeats N] [--hogs N]";
+    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film,quiet,checkpoints,own] [--repeats N] [--hogs N]";
     let mut words = std::env::args().skip(1);
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,

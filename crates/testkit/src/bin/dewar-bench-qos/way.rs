@@ -23,7 +23,7 @@ impl Way {
         let with = |name, words: &[&str]| {
             Self::Dewar(name, words.iter().map(|word| (*word).to_owned()).collect())
         };
-        if matches!(load, LoadKind::Quiet | LoadKind::Checkpoints) {
+        if !load.has_hogs() {
             return vec![Self::Peak, Self::Default, with("dewar", &[])];
         }
         let mut ways = vec![Self::Peak, Self::Default, Self::Nice, Self::Mean];
