@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Calls by which a command changes a file, or says something to a server.
-pub const CHANGES: &str = "mkdir,rename,renameat,renameat2,unlink,unlinkat,ftruncate,fallocate,\
-                           write,pwrite64,fsync,fdatasync,sendto";
+pub const CHANGES: &str = "mkdir,link,linkat,rename,renameat,renameat2,unlink,unlinkat,\
+                           ftruncate,fallocate,write,pwrite64,fsync,fdatasync,sendto";
 
 /// Calls that need room on a disk.
 pub const NEED_ROOM: &str = "mkdir,rename,ftruncate,fallocate,write,pwrite64,fsync";
