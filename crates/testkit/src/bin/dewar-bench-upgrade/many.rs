@@ -3,7 +3,7 @@
 
 use crate::Plan;
 use crate::report::Row;
-use crate::subject::{command, run};
+use crate::subject::{HEART, command, run};
 use anyhow::{Context, Result, ensure};
 use dewar_testkit::{Heartbeat, Lab};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub fn measure(plan: &Plan) -> Result<Vec<Row>> {
             let mut line = command(&lab, plan, &name, MIB, &[])?;
             let append = line.iter().position(|word| word == "-append").context("-append")?;
             line[append + 1].push_str(BEAT);
-            hearts.push(Heartbeat::listen_fifo(&lab.path().join(&name).join("beat.out"))?);
+            hearts.push(Heartbeat::listen_fifo(&lab.path().join(&name).join(HEART))?);
             run(&lab, &name, &line)?;
         }
         for repeat in 0..plan.repeats {

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A time without anything, to compare gaps with.
 const QUIET: Duration = Duration::from_secs(1);
+/// Where a guest's heart is heard; somebody must before its QEMU starts.
+pub const HEART: &str = "beat";
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How what is under a guest is changed.
@@ -92,14 +94,12 @@ pub fn command(
     let spec = GuestSpec { memory_mib: mib, extra, ..GuestSpec::default() };
     let mut line = spec.command(&folder)?;
     line[0].clone_from(&plan.qemus[0]);
-    let fifo = folder.join("beat");
-    for end in ["in", "out"] {
-        let path = fifo.with_extension(end);
-        if !path.exists() {
-            mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-        }
+    // A log, for QEMU: whichever has the guest writes to it.
+    let fifo = folder.join(HEART);
+    if !fifo.exists() {
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
     }
-    let beat = format!("pipe,id=s1,path={}", fifo.display());
+    let beat = format!("file,id=s1,path={},append=on", fifo.display());
     let is_beat = |word: &&mut String| word.starts_with("socket,id=s1,");
     *line.iter_mut().find(is_beat).context("a heartbeat")? = beat;
     Ok(line)
@@ -118,7 +118,7 @@ impl Subject {
         let lab = Lab::new(&plan.dewar)?;
         let folder = lab.guest_folder("g")?;
         let mut line = command(&lab, plan, "g", mib, &[])?;
-        let heart = Heartbeat::listen_fifo(&folder.join("beat.out"))?;
+        let heart = Heartbeat::listen_fifo(&folder.join(HEART))?;
         let (guest, child) = if by_dewar {
             (run(&lab, "g", &line)?, None)
         } else {

@@ -2,9 +2,9 @@
 
 use crate::Plan;
 use crate::report::Row;
-use crate::subject::{command, run};
+use crate::subject::{HEART, command, run};
 use anyhow::{Result, ensure};
-use dewar_testkit::{Console, Lab, Network, web_load};
+use dewar_testkit::{Console, Heartbeat, Lab, Network, web_load};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ pub fn measure(plan: &Plan) -> Result<Option<Row>> {
     let tap = "tap,id=n0,ifname=tap0,script=no,downscript=no";
     let extra = ["-netdev", tap, "-device", "virtio-net-pci,netdev=n0"];
     let line = command(&lab, plan, "g", MIB, &extra)?;
+    let _heart = Heartbeat::listen_fifo(&lab.path().join("g").join(HEART))?;
     let mut guest = network.within(|| run(&lab, "g", &line))?;
     guest.console.ask("net 10.9.0.2/24")?;
     guest.console.ask("listen")?;
