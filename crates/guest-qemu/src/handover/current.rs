@@ -10,6 +10,8 @@ use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
 /// Why it is not known how a guest could be started as it is now.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CurrentError {
@@ -31,7 +33,12 @@ pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>
 fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
     if arguments(line).iter().any(|argument| argument.name == "readconfig") {
         // What is in that file would count as plugged in.
-        return Ok(line.to_vec());
+        let plugged = devices(qmp)?.into_iter().find(|device| device.came_later);
+        let refuse = |device: Device| {
+            let why = format!("'{}' was plugged in, and -readconfig tells of the rest", device.id);
+            Err(CurrentError::Unknown(why))
+        };
+        return plugged.map_or_else(|| Ok(line.to_vec()), refuse);
     }
     let plugged = devices(qmp)?;
     let mut came_later = HashMap::new();
@@ -55,6 +62,7 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
                 networks.extend(said_of(&argument, "netdev"));
             }
         }
+                there.require_disk(&argument)?;
     }
     refuse_nameless(qmp, nameless)?;
     let mut added = Vec::new();
@@ -149,7 +157,20 @@ impl There<'_> {
 }
 
 /// What tells a device from another of its kind.
-const MARKS: [&str; 5] = ["chardev", "drive", "mac", "netdev", "serial"];
+const MARKS: [&str; 6] = ["bus", "chardev", "drive", "mac", "netdev", "serial"];
+impl There<'_> {
+    /// That the disk that an option's device stands on was not taken from under it.
+    fn require_disk(&self, device: &Argument<'_>) -> Result<(), CurrentError> {
+        match said_of(device, "drive").filter(|disk| !self.nodes.contains(disk)) {
+            Some(disk) => {
+                let why = format!("disk '{disk}' was taken from a device that is still there");
+                Err(CurrentError::Unknown(why))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 
 /// Whether a device can be the one of this option; if not, another of its name came in its
 /// place. One that came later (`made` is what it is made of), and of which nothing else is
@@ -300,6 +321,11 @@ fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], Curre
 fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
     let drives = qmp.execute("query-block", json!({}))?;
+    if name.starts_with('#') {
+        // QEMU's own name, which nobody can give: of a medium that was changed.
+        let why = "the medium of a drive that was plugged in was changed; eject it first";
+        return Err(CurrentError::Unknown(why.to_owned()));
+    }
     let node = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == name);
     let drive = drives.as_array().into_iter().flatten().find(|it| it["device"] == name);
     let inserted = node.or_else(|| drive.map(|drive| &drive["inserted"])).unwrap_or(&Value::Null);
@@ -325,7 +351,8 @@ fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], Curren
     if ["file", "host_device"].contains(&format) {
         options["filename"] = file.into();
     } else {
-        let driver = if file.starts_with("/dev/") { "host_device" } else { "file" };
+        let is_device = fs::metadata(file).is_ok_and(|it| it.file_type().is_block_device());
+        let driver = if is_device { "host_device" } else { "file" };
         options["file"] = json!({"driver": driver, "filename": file, "cache": options["cache"]});
     }
     Ok(["-blockdev".to_owned(), options.to_string()])

@@ -17,18 +17,25 @@ const NAMED: &str = "/machine/peripheral";
 const NAMELESS: &str = "/machine/peripheral-anon";
 
 /// Properties of devices that people set.
-const PROPERTIES: [&str; 35] = [
+const PROPERTIES: [&str; 49] = [
+    "acpi-index",
     "addr",
+    "ats",
     "bootindex",
     "channel",
     "chardev",
     "chassis",
+    "chassis_nr",
     "core-id",
+    "device_id",
     "die-id",
     "disable-legacy",
     "disable-modern",
     "discard_granularity",
     "drive",
+    "guest-cid",
+    "host_mtu",
+    "iommu_platform",
     "iothread",
     "logical_block_size",
     "lun",
@@ -40,12 +47,17 @@ const PROPERTIES: [&str; 35] = [
     "netdev",
     "nr",
     "num-queues",
+    "packed",
     "physical_block_size",
     "port",
+    "port_wwn",
+    "product",
     "queue-size",
+    "removable",
     "rombar",
     "romfile",
     "romsize",
+    "rotation_rate",
     "scsi-id",
     "serial",
     "share-rw",
@@ -53,6 +65,8 @@ const PROPERTIES: [&str; 35] = [
     "socket-id",
     "thread-id",
     "vectors",
+    "vendor",
+    "wwn",
 ];
 
 /// A device with a name.
@@ -116,6 +130,11 @@ pub(super) fn arguments_of(
     device: &Device,
 ) -> Result<Map<String, Value>, CurrentError> {
     let Device { id, kind, .. } = device;
+    if kind == "usb-host" {
+        // Without all that it was asked for with it would take another device of the host.
+        let why = format!("'{id}', a USB device of the host, was plugged into it");
+        return Err(CurrentError::Unknown(why));
+    }
     let path = format!("{NAMED}/{id}");
     let mut get = |property: &str| {
         let value = qmp.execute("qom-get", json!({"path": path, "property": property}));
