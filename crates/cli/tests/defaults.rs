@@ -154,3 +154,99 @@ fn a_medium_that_would_not_be_there_again_is_refused() {
     let had = own(&lab);
     assert_kept(&lab, &mut guest, "ejected", &had);
 }
+
+/// What the drives hold, by QEMU's names for them.
+fn media(lab: &Lab) -> Vec<(String, Option<String>)> {
+    let blocks = ask(lab, "query-block", json!({}));
+    let all = blocks.as_array().expect("list").iter().filter(|it| it["removable"] == true);
+    let file = |block: &Value| block["inserted"]["file"].as_str().map(str::to_owned);
+    all.map(|it| (it["device"].as_str().expect("name").to_owned(), file(it))).collect()
+}
+
+#[test]
+fn what_was_ejected_does_not_come_back_and_what_was_changed_is_refused() {
+    let lab = common::lab();
+    let discs = ["one.iso", "two.iso"].map(|name| lab.path().join(name).display().to_string());
+    discs.iter().for_each(|disc| empty_disk(Path::new(disc)));
+    let named = format!("id=cd,if=none,media=cdrom,readonly=on,format=raw,file={}", discs[1]);
+    let line = ["-machine", "pc-i440fx-7.2", "-cdrom", &discs[0], "-drive", &named];
+    let line = [&line[..], &["-device", "ide-cd,drive=cd,bus=ide.0,unit=1"]].concat();
+    let mut guest = run(&lab, &line);
+    // The second's disc in the first drive: each is on the command line.
+    let change = json!({"device": "ide1-cd0", "filename": discs[1]});
+    ask(&lab, "blockdev-change-medium", change);
+    for line in [&["checkpoint", "g"][..], &["freeze", "g"], &["upgrade", "g", "--yes"]] {
+        lab.dewar(line).failed(4, &["two.iso now, not what QEMU began with", "not touched"]);
+    }
+    for drive in ["ide1-cd0", "cd"] {
+        ask(&lab, "eject", json!({"device": drive, "force": true}));
+    }
+    let (had, empty) = (own(&lab), media(&lab));
+    assert!(empty.iter().filter(|it| it.0.contains("cd")).all(|it| it.1.is_none()), "{empty:?}");
+    assert_kept(&lab, &mut guest, "ejected", &had);
+    assert_eq!(media(&lab), empty);
+}
+
+#[test]
+fn disks_that_would_be_others_are_refused() {
+    let lab = common::lab();
+    let [base, top, other] = ["base.q", "top.q", "other.img"].map(|name| lab.path().join(name));
+    let qemu_img = |words: &[&str]| {
+        assert!(Command::new("qemu-img").args(words).status().expect("qemu-img").success());
+    };
+    let [b, t] = [&base, &top].map(|path| path.display().to_string());
+    qemu_img(&["create", "-q", "-f", "qcow2", &b, "32M"]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", &b, "-F", "qcow2", &t]);
+    empty_disk(&other);
+    let file = |name: &str, path: &str| format!("driver=file,node-name={name},filename={path}");
+    let line = [
+        "-machine",
+        "pc-q35-7.2",
+        "-blockdev",
+        &format!("{},auto-read-only=on", file("bs", &b)),
+        "-blockdev",
+        r#"{"driver":"qcow2","node-name":"b","file":"bs","read-only":true,"backing":null}"#,
+        "-blockdev",
+        &file("ts", &t),
+        "-blockdev",
+        r#"{"driver":"qcow2","node-name":"f","file":"ts","backing":"b"}"#,
+        "-device",
+        "virtio-blk-pci,drive=f",
+        "-drive",
+        &format!("if=none,id=d0,format=raw,file={}", other.display()),
+        "-device",
+        "virtio-blk-pci,drive=d0,id=disk0",
+    ];
+    let mut guest = run(&lab, &line);
+    let all = [&["checkpoint", "g"][..], &["freeze", "g"], &["upgrade", "g", "--yes"]];
+    // Another file by the name of one that QEMU has open.
+    let kept = lab.path().join("kept.img");
+    std::fs::rename(&other, &kept).expect("rename");
+    empty_disk(&other);
+    for line in &all[1..] {
+        lab.dewar(line).failed(4, &["other.img is not the file any more", "not touched"]);
+    }
+    std::fs::rename(&kept, &other).expect("rename");
+    // The lower layer takes the place of the upper one.
+    ask(&lab, "block-commit", json!({"device": "f", "job-id": "j"}));
+    wait_until("the job is ready", Duration::from_secs(20), || {
+        ask(&lab, "query-jobs", json!({}))[0]["status"] == "ready"
+    });
+    ask(&lab, "job-complete", json!({"id": "j"}));
+    wait_until("its end", Duration::from_secs(20), || {
+        ask(&lab, "query-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
+    });
+    for line in all {
+        lab.dewar(line).failed(4, &["not touched"]);
+    }
+    guest.console.ask("verify").expect("it runs on");
+    lab.dewar(&["stop", "g", "--now"]).done();
+    // A disk that was taken from under its device.
+    let line = [&line[..2], &line[12..]].concat();
+    let _guest = run(&lab, &line);
+    let taken = json!({"command-line": "drive_del d0"});
+    ask(&lab, "human-monitor-command", taken);
+    for line in all {
+        lab.dewar(line).failed(4, &["disk 'd0' was taken from a device", "not touched"]);
+    }
+}

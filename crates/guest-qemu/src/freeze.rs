@@ -16,8 +16,8 @@
 use crate::cmdline::{Descriptors, RunPlan, TakenOver, Unsupported, inherited, take_over};
 use crate::guest::QemuGuest;
 use crate::handover::{
-    Forward, HandoverError, add_forwards, current_line, forwards, named_ram, plan_on_its_ram,
-    refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
+    Forward, HandoverError, add_forwards, current_line, forwards, missing_file, named_ram,
+    plan_on_its_ram, refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
 };
 use crate::journal::Journal;
 use crate::launch::{Inherited, Launched, end_strays, kill, launch};
@@ -62,7 +62,8 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     crate::handover::refuse_what_is_under_way(guest)?;
     record.arguments = current_line(&mut guest.qmp, &record.arguments)
         .map_err(|error| unfit(error.to_string()))?;
-    if let Some(why) = stale_disk(&mut guest.qmp, &record, &record.arguments)? {
+    let stale = stale_disk(&mut guest.qmp, &record, &record.arguments)?;
+    if let Some(why) = stale.or_else(|| missing_file(&record, &record.arguments)) {
         return Err(unfit(why));
     }
     if !record.program.is_file() {

@@ -112,7 +112,7 @@ impl QemuGuest {
         // A device that was plugged in or out since is in the state that is saved.
         let line = current_line(&mut self.qmp, &self.record.arguments)
             .map_err(|error| self.unsupported(error.to_string()))?;
-        self.refuse_changed_medium(&line)?;
+        self.refuse_what_would_not_be_there(&line)?;
         // Found out now, and not when it is to be brought back.
         let (socket, ram) = (self.folder.file("qmp.sock"), |id: &str| PathBuf::from(id));
         let (kind, folder) = (&self.found.machine, &self.record.folder);

@@ -40,6 +40,7 @@ mod disks;
 mod fate;
 mod forwards;
 mod holder;
+mod media;
 mod moving;
 mod plan;
 mod plugged;
@@ -47,7 +48,7 @@ mod roms;
 mod tap;
 
 pub(crate) use current::current_line;
-pub(crate) use disks::{changed_medium, stale_disk};
+pub(crate) use disks::{changed_medium, missing_file, stale_disk, unrestorable_disk};
 pub use forwards::Forward;
 pub(crate) use forwards::{add as add_forwards, forwards};
 pub use holder::OpenFilesError;

@@ -3,7 +3,7 @@
 
 use super::QemuGuest;
 use crate::discover::Disk;
-use crate::handover::{ASLEEP, changed_medium, current_line};
+use crate::handover::{ASLEEP, changed_medium, current_line, missing_file, unrestorable_disk};
 use crate::journal::Journal;
 use crate::qmp::QmpError;
 use crate::recover::{END_WITHIN, is_running, status};
@@ -37,11 +37,11 @@ impl QemuGuest {
         let Some(line) = self.line.clone() else { return Ok(()) };
         let now = current_line(&mut self.qmp, &self.record.arguments);
         match now {
-            Ok(now) if now == line => match self.refuse_changed_medium(&line) {
-                Err(GuestError::Unsupported { .. }) => {
-                    Err(self.failed("looking at its disks", "a CD was changed meanwhile"))
-                }
-                other => other,
+            Ok(now) if now == line => match changed_medium(&mut self.qmp, &self.record, &line) {
+                Ok(Some(why)) => Err(self.failed("looking at its disks", why)),
+                Ok(None) => Ok(()),
+                Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
+                Err(error) => Err(self.failed("looking at its disks", error)),
             },
             Ok(_) => Err(self.failed("looking at the devices", "they were changed meanwhile")),
             // It has ended, and can tell nobody; all was captured by then.
@@ -50,15 +50,16 @@ impl QemuGuest {
         }
     }
 
-    /// That the media in its drives are those that a restored guest would find there.
-    pub(super) fn refuse_changed_medium(&mut self, line: &[String]) -> Result<(), GuestError> {
-        match changed_medium(&mut self.qmp, &self.record, line) {
-            Ok(None) => Ok(()),
-            Ok(Some(why)) => Err(self.unsupported(format!(
-                "{why}, and a restored guest would not find it there: eject it first"
-            ))),
-            Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
-            Err(error) => Err(self.failed("looking at its disks", error)),
+    /// That a restored guest would find its disks and media, and its kernel.
+    pub(super) fn refuse_what_would_not_be_there(
+        &mut self,
+        line: &[String],
+    ) -> Result<(), GuestError> {
+        let found = unrestorable_disk(&mut self.qmp, &self.record, line)
+            .map_err(|error| self.failed("looking at its disks", error))?;
+        match found.or_else(|| missing_file(&self.record, line)) {
+            Some(why) => Err(self.unsupported(format!("it could not be restored: {why}"))),
+            None => Ok(()),
         }
     }
 

@@ -3,15 +3,16 @@
 
 use super::defaults::keep_defaults;
 use super::forwards::monitor;
+use super::media::without_ejected;
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
-
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
+
 /// Why it is not known how a guest could be started as it is now.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CurrentError {
@@ -23,7 +24,8 @@ pub(crate) enum CurrentError {
 
 /// The present form of `line`.
 pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
-    let mut now = with_plugged(qmp, line)?;
+    let now = with_plugged(qmp, line)?;
+    let mut now = without_ejected(qmp, now)?;
     keep_rom_sizes(qmp, &mut now)?;
     keep_defaults(qmp, line, &mut now)?;
     Ok(now)
@@ -60,9 +62,9 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
             known.extend(id);
             if argument.name == "device" {
                 networks.extend(said_of(&argument, "netdev"));
+                there.require_disk(&argument)?;
             }
         }
-                there.require_disk(&argument)?;
     }
     refuse_nameless(qmp, nameless)?;
     let mut added = Vec::new();
@@ -156,8 +158,6 @@ impl There<'_> {
     }
 }
 
-/// What tells a device from another of its kind.
-const MARKS: [&str; 6] = ["bus", "chardev", "drive", "mac", "netdev", "serial"];
 impl There<'_> {
     /// That the disk that an option's device stands on was not taken from under it.
     fn require_disk(&self, device: &Argument<'_>) -> Result<(), CurrentError> {
@@ -171,6 +171,8 @@ impl There<'_> {
     }
 }
 
+/// What tells a device from another of its kind.
+const MARKS: [&str; 6] = ["bus", "chardev", "drive", "mac", "netdev", "serial"];
 
 /// Whether a device can be the one of this option; if not, another of its name came in its
 /// place. One that came later (`made` is what it is made of), and of which nothing else is
@@ -319,13 +321,13 @@ fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], Curre
 }
 
 fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
-    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
-    let drives = qmp.execute("query-block", json!({}))?;
     if name.starts_with('#') {
         // QEMU's own name, which nobody can give: of a medium that was changed.
         let why = "the medium of a drive that was plugged in was changed; eject it first";
         return Err(CurrentError::Unknown(why.to_owned()));
     }
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let drives = qmp.execute("query-block", json!({}))?;
     let node = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == name);
     let drive = drives.as_array().into_iter().flatten().find(|it| it["device"] == name);
     let inserted = node.or_else(|| drive.map(|drive| &drive["inserted"])).unwrap_or(&Value::Null);

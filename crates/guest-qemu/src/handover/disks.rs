@@ -7,7 +7,8 @@ use crate::registry::GuestRecord;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// The first disk whose file is another than the command line says: by a snapshot or a
 /// commit, a changed medium, a hot-plugged disk.
@@ -21,10 +22,40 @@ pub(crate) fn stale_disk(
     if let Some(why) = other_file(&blocks, record, line) {
         return Ok(Some(why));
     }
-    // Another of the line's own files may have taken its place.
+    Ok(moved_node(&blocks, line))
+}
+
+/// What of a guest's disks a checkpoint could not bring back by this command line.
+pub(crate) fn unrestorable_disk(
+    qmp: &mut Qmp,
+    record: &GuestRecord,
+    line: &[String],
+) -> Result<Option<String>, QmpError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
+    if let Some(why) = moved_node(&blocks, line) {
+        return Ok(Some(why));
+    }
+    let is_secret =
+        |it: &&&Value| it["inserted"]["encrypted"] == true && it["inserted"]["ro"] == false;
+    if let Some(block) = blocks.iter().find(is_secret) {
+        let name = name_of(block);
+        return Ok(Some(format!("disk '{name}' is encrypted, and its copy would not be")));
+    }
+    changed_medium(qmp, record, line)
+}
+
+/// The first block node of the line's own that another took the place of.
+fn moved_node(blocks: &[&Value], line: &[String]) -> Option<String> {
     let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
     let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
-    Ok(moved.map(|node| format!("block node '{node}' is no longer that of its device")))
+    moved.map(|node| format!("block node '{node}' is no longer that of its device"))
+}
+
+/// How QEMU calls a drive.
+fn name_of(block: &Value) -> &str {
+    let device = block["device"].as_str().filter(|name| !name.is_empty());
+    device.or(block["qdev"].as_str()).unwrap_or("?")
 }
 
 /// The first read-only medium in a drive that is another than the command line says, where
@@ -53,18 +84,52 @@ fn other_file(blocks: &[&Value], record: &GuestRecord, line: &[String]) -> Optio
     let paths = places.iter().filter_map(|place| file_of(&place.path)).chain(nested_files(line));
     let named: Vec<PathBuf> = paths.map(|path| real_of(&path)).collect();
     let drives = drives(line);
+    let mut seen = Vec::new();
     for block in blocks {
         // What is no file is opened by the same words again.
         let Some(file) = block["inserted"]["file"].as_str().and_then(file_of) else { continue };
         let device = block["device"].as_str().filter(|name| !name.is_empty());
         let own = device.and_then(|name| drives.get(name)).map(|path| real_of(path));
-        let is_named = named.contains(&real(&file)) && own.is_none_or(|own| own == real(&file));
-        if !is_named {
-            let name = device.or(block["qdev"].as_str()).unwrap_or("?");
-            return Some(format!("disk '{name}' is {file} now, not what QEMU began with"));
+        let count = |all: &[PathBuf]| all.iter().filter(|it| **it == real(&file)).count();
+        seen.push(real(&file));
+        // Two drives with one file, of which the line gives it to one.
+        let is_named = count(&seen) <= count(&named);
+        if !is_named || own.is_some_and(|own| own != real(&file)) {
+            return Some(format!(
+                "disk '{}' is {file} now, not what QEMU began with",
+                name_of(block)
+            ));
+        }
+        if !is_open(record.process.pid, &real(&file)) {
+            return Some(format!(
+                "disk '{}': {file} is not the file any more that QEMU has open",
+                name_of(block)
+            ));
         }
     }
     None
+}
+
+/// Whether a process has this very file open: by its name there may be another one now. Where
+/// that cannot be told it is taken to be so.
+fn is_open(process: i32, path: &Path) -> bool {
+    let Ok(files) = fs::read_dir(format!("/proc/{process}/fd")) else { return true };
+    let place = |data: fs::Metadata| (data.dev(), data.ino());
+    let wanted = fs::metadata(path).map(place);
+    wanted.is_ok_and(|wanted| {
+        files
+            .flatten()
+            .any(|file| fs::metadata(file.path()).map(place).is_ok_and(|it| it == wanted))
+    })
+}
+
+/// What `-kernel` and its like name and is not there any more.
+pub(crate) fn missing_file(record: &GuestRecord, line: &[String]) -> Option<String> {
+    let names = ["kernel", "initrd", "dtb"];
+    let all = arguments(line);
+    let mut files = all.iter().filter(|it| names.contains(&it.name)).filter_map(|it| it.value);
+    let missing = files.find(|file| !record.folder.join(file).exists());
+    missing.map(|file| format!("{file}, which QEMU would need to start again, is gone"))
 }
 
 /// The file at the bottom of what QEMU calls a disk, if it is one. Where a name does not
