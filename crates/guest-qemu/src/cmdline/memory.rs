@@ -17,7 +17,7 @@ const ALIGNED_BYTES: u64 = 2 << 20;
 const NETWORKS: [&str; 3] = ["netdev", "nic", "net"];
 const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
 /// Devices whose memory or whose access to RAM cannot be handled.
-const REFUSED_DEVICES: [(&str, &str); 8] = [
+const REFUSED_DEVICES: [(&str, &str); 10] = [
     ("vfio-", "the device's own access to RAM is not seen (VFIO)"),
     ("vhost-user-", "another process writes its RAM (vhost-user)"),
     ("ivshmem-", "other processes write its memory (ivshmem)"),
@@ -26,6 +26,8 @@ const REFUSED_DEVICES: [(&str, &str); 8] = [
     ("virtio-mem", "memory devices are not handled"),
     ("virtio-pmem", "memory devices are not handled"),
     ("cxl-", "memory devices are not handled"),
+    ("scsi-block", "the guest talks to the host's disk itself, which no file can stand in for"),
+    ("scsi-generic", "the guest talks to the host's device itself, which no file can stand in for"),
 ];
 
 /// A RAM file of a command line.
