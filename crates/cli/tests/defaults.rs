@@ -73,7 +73,12 @@ fn empty_disk(path: &Path) {
 fn what_qemu_makes_by_itself_stays() {
     for machine in ["pc-q35-7.2", "pc-i440fx-7.2"] {
         let lab = common::lab();
-        let mut guest = run(&lab, &["-machine", machine, "-device", "virtio-scsi-pci,id=scsi"]);
+        let first = lab.path().join("first.img");
+        empty_disk(&first);
+        // Not where QEMU would put its own drive.
+        let drive = format!("format=raw,index=0,file={}", first.display());
+        let line = ["-machine", machine, "-device", "virtio-scsi-pci,id=scsi", "-drive", &drive];
+        let mut guest = run(&lab, &line);
         let had = own(&lab);
         for kind in ["VGA", "ide-cd", "e1000"] {
             assert!(had.iter().any(|it| it.contains(kind)), "{machine}: {had:?}");

@@ -42,7 +42,7 @@ pub(super) fn keep_defaults(
             add(&["-vga", name]);
         }
     }
-    if after.of_drives && !before.of_drives && has_empty_drive(qmp)? {
+    if after.of_drives && !before.of_drives && has_nameless_drive(qmp)? {
         // Without `if=`: on the kind of bus that this machine has for it.
         add(&["-drive", &format!("index={OWN_INDEX},media=cdrom")]);
     }
@@ -59,7 +59,7 @@ pub(super) fn keep_defaults(
 }
 
 /// Whether QEMU has a drive for CD-ROMs without a name of the user's.
-fn has_empty_drive(qmp: &mut Qmp) -> Result<bool, QmpError> {
+fn has_nameless_drive(qmp: &mut Qmp) -> Result<bool, QmpError> {
     let blocks = qmp.execute("query-block", json!({}))?;
     Ok(blocks.as_array().into_iter().flatten().any(|block| {
         let name = block["device"].as_str().unwrap_or_default();
@@ -78,7 +78,7 @@ struct Told {
 impl Told {
     fn by(line: &[String]) -> Self {
         let mut told = Self::default();
-        let mut plain = 0;
+        let mut first_drives = 0;
         for argument in arguments(line) {
             let value = argument.value.unwrap_or_default();
             let kind = match argument.name {
@@ -93,10 +93,11 @@ impl Told {
                 "global" => global_kind(value),
                 name => {
                     told.of_networks |= NETWORKS.contains(&name);
-                    // These may be where QEMU would put its own.
-                    told.of_drives |= name == "cdrom" || name == "hdc";
-                    told.of_drives |= name == "drive" && is_placed(value);
-                    plain += usize::from(name == "drive" && is_of_machine(value));
+                    match place_of(name, value) {
+                        Some(Place::First) => first_drives += 1,
+                        Some(Place::MayBeOwn) => told.of_drives = true,
+                        None => {}
+                    }
                     continue;
                 }
             };
@@ -104,8 +105,8 @@ impl Told {
             told.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
             told.of_drives |= DRIVES.contains(&kind.as_str());
         }
-        // QEMU counts them from zero.
-        told.of_drives |= plain > OWN_INDEX;
+        // The next one is where QEMU would put its own.
+        told.of_drives |= first_drives > OWN_INDEX;
         told
     }
 }
@@ -116,15 +117,28 @@ fn global_kind(value: &str) -> Option<String> {
     short.map_or_else(|| property(value, "driver"), |(kind, _)| Some(kind.to_owned()))
 }
 
-/// Whether a `-drive` is one of the machine's own kind.
-fn is_of_machine(drive: &str) -> bool {
-    property(drive, "if").is_none_or(|kind| kind == "ide")
+/// Where a drive of the machine is, of those that QEMU counts from zero.
+enum Place {
+    /// Before its own drive for CD-ROMs, or the next that is free.
+    First,
+    /// There, or it is not known where.
+    MayBeOwn,
 }
 
-/// Whether it is one and says which, so that it may be where QEMU would put its own.
-fn is_placed(drive: &str) -> bool {
-    let says = |key| property(drive, key).is_some();
-    is_of_machine(drive) && (says("bus") || says("unit") || says("index"))
+/// The place that an option gives a drive, where it makes one of the machine's own kind.
+fn place_of(option: &str, value: &str) -> Option<Place> {
+    let says = |key| property(value, key);
+    match option {
+        "" | "hda" | "hdb" => Some(Place::First),
+        "hdc" | "cdrom" => Some(Place::MayBeOwn),
+        "drive" if says("if").is_none_or(|kind| kind == "ide") => match says("index").as_deref() {
+            None if says("bus").is_some() || says("unit").is_some() => Some(Place::MayBeOwn),
+            None | Some("0" | "1") => Some(Place::First),
+            Some("2") => Some(Place::MayBeOwn),
+            Some(_) => None,
+        },
+        _ => None,
+    }
 }
 
 /// What an option says of `key`; its first word may be `driver` without saying so.
@@ -153,6 +167,8 @@ mod tests {
         assert_eq!(of("-drive if=virtio,file=x -drive file=y,index=2"), [false, true, false]);
         assert_eq!(of("-drive file=x,if=virtio,index=2 -drive file=y"), [false, false, false]);
         assert_eq!(of("-drive file=x -drive file=y -drive file=z"), [false, true, false]);
+        assert_eq!(of("-drive file=x,index=0 -drive file=y,index=3"), [false, false, false]);
+        assert_eq!(of("-hda x -hdb y -drive file=z,media=cdrom"), [false, true, false]);
         assert_eq!(of("-nic none"), [false, false, true]);
     }
 }
