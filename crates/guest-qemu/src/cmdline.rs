@@ -13,6 +13,7 @@ mod restore;
 
 pub(crate) use exclusive::ASIDE;
 pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, inherited, take_over};
+pub(crate) use files::BOOTED;
 pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};

@@ -4,8 +4,8 @@ use super::old_style::modern;
 use super::options::{Properties, arguments};
 use super::restore::disk_places;
 
-/// Options whose value is a path.
-const PATHS: [&str; 4] = ["pidfile", "kernel", "initrd", "dtb"];
+/// Options whose value is a file that QEMU boots the guest from.
+pub(crate) const BOOTED: [&str; 3] = ["kernel", "initrd", "dtb"];
 /// Options that make a character device, in the old style.
 const DEVICES: [&str; 5] = ["serial", "parallel", "monitor", "qmp", "debugcon"];
 
@@ -22,7 +22,7 @@ pub fn file_paths(line: &[String]) -> Vec<String> {
     for argument in arguments(line) {
         let value = argument.value.unwrap_or_default();
         match argument.name {
-            name if PATHS.contains(&name) => found.push(value.to_owned()),
+            name if name == "pidfile" || BOOTED.contains(&name) => found.push(value.to_owned()),
             "chardev" => found.extend(Properties::parse(value).ok().and_then(|it| path_of(&it))),
             name if DEVICES.contains(&name) => {
                 let device = value.strip_prefix("mon:").unwrap_or(value);

@@ -1,7 +1,7 @@
 //! That a QEMU started with a guest's command line would open the disks that the
 //! guest has now.
 
-use crate::cmdline::{Properties, arguments, disk_places};
+use crate::cmdline::{BOOTED, Properties, arguments, disk_places};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestRecord;
 use serde_json::{Value, json};
@@ -17,12 +17,8 @@ pub(crate) fn stale_disk(
     record: &GuestRecord,
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
-    let blocks = qmp.execute("query-block", json!({}))?;
-    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
-    if let Some(why) = other_file(&blocks, record, line) {
-        return Ok(Some(why));
-    }
-    Ok(moved_node(&blocks, line))
+    let blocks = drives_now(qmp)?;
+    Ok(other_file(&blocks, record, line).or_else(|| moved_node(&blocks, line)))
 }
 
 /// What of a guest's disks a checkpoint could not bring back by this command line.
@@ -31,22 +27,21 @@ pub(crate) fn unrestorable_disk(
     record: &GuestRecord,
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
-    let blocks = qmp.execute("query-block", json!({}))?;
-    let blocks: Vec<&Value> = blocks.as_array().into_iter().flatten().collect();
-    if let Some(why) = moved_node(&blocks, line) {
-        return Ok(Some(why));
-    }
+    let blocks = drives_now(qmp)?;
+    let moved = moved_node(&blocks, line).or_else(|| encrypted(&blocks));
+    Ok(moved.or_else(|| other_medium(&blocks, record, line)))
+}
+
+/// The first disk whose copy would not be as secret as it is.
+fn encrypted(blocks: &[Value]) -> Option<String> {
     let is_secret =
-        |it: &&&Value| it["inserted"]["encrypted"] == true && it["inserted"]["ro"] == false;
-    if let Some(block) = blocks.iter().find(is_secret) {
-        let name = name_of(block);
-        return Ok(Some(format!("disk '{name}' is encrypted, and its copy would not be")));
-    }
-    changed_medium(qmp, record, line)
+        |it: &&Value| it["inserted"]["encrypted"] == true && it["inserted"]["ro"] == false;
+    let block = blocks.iter().find(is_secret)?;
+    Some(format!("disk '{}' is encrypted, and its copy would not be", name_of(block)))
 }
 
 /// The first block node of the line's own that another took the place of.
-fn moved_node(blocks: &[&Value], line: &[String]) -> Option<String> {
+fn moved_node(blocks: &[Value], line: &[String]) -> Option<String> {
     let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
     let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
     moved.map(|node| format!("block node '{node}' is no longer that of its device"))
@@ -58,23 +53,35 @@ fn name_of(block: &Value) -> &str {
     device.or(block["qdev"].as_str()).unwrap_or("?")
 }
 
-/// The first read-only medium in a drive that is another than the command line says, where
-/// that says all.
+/// The first read-only medium in a drive that is another than the command line says.
 pub(crate) fn changed_medium(
     qmp: &mut Qmp,
     record: &GuestRecord,
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
-    if arguments(line).iter().any(|argument| argument.name == "readconfig") {
-        return Ok(None);
-    }
-    let blocks = qmp.execute("query-block", json!({}))?;
-    let is_medium = |it: &&Value| it["removable"] == true && it["inserted"]["ro"] == true;
-    let media: Vec<&Value> = blocks.as_array().into_iter().flatten().filter(is_medium).collect();
-    Ok(other_file(&media, record, line))
+    Ok(other_medium(&drives_now(qmp)?, record, line))
 }
 
-fn other_file(blocks: &[&Value], record: &GuestRecord, line: &[String]) -> Option<String> {
+/// The same; where a file of options tells of media it is not known.
+fn other_medium(blocks: &[Value], record: &GuestRecord, line: &[String]) -> Option<String> {
+    if arguments(line).iter().any(|argument| argument.name == "readconfig") {
+        return None;
+    }
+    let is_medium = |it: &&Value| it["removable"] == true && it["inserted"]["ro"] == true;
+    let media: Vec<Value> = blocks.iter().filter(is_medium).cloned().collect();
+    other_file(&media, record, line)
+}
+
+/// QEMU's drives, and what is in them.
+fn drives_now(qmp: &mut Qmp) -> Result<Vec<Value>, QmpError> {
+    match qmp.execute("query-block", json!({}))? {
+        Value::Array(blocks) => Ok(blocks),
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// The first drive whose file is another than the command line says, or than QEMU has open.
+fn other_file(blocks: &[Value], record: &GuestRecord, line: &[String]) -> Option<String> {
     let real = |file: &str| -> PathBuf {
         let path = record.folder.join(file);
         fs::canonicalize(&path).unwrap_or(path)
@@ -125,9 +132,8 @@ fn is_open(process: i32, path: &Path) -> bool {
 
 /// What `-kernel` and its like name and is not there any more.
 pub(crate) fn missing_file(record: &GuestRecord, line: &[String]) -> Option<String> {
-    let names = ["kernel", "initrd", "dtb"];
     let all = arguments(line);
-    let mut files = all.iter().filter(|it| names.contains(&it.name)).filter_map(|it| it.value);
+    let mut files = all.iter().filter(|it| BOOTED.contains(&it.name)).filter_map(|it| it.value);
     let missing = files.find(|file| !record.folder.join(file).exists());
     missing.map(|file| format!("{file}, which QEMU would need to start again, is gone"))
 }
