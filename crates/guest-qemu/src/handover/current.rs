@@ -156,9 +156,7 @@ impl There<'_> {
             _ => true,
         }
     }
-}
 
-impl There<'_> {
     /// That the disk that an option's device stands on was not taken from under it.
     fn require_disk(&self, device: &Argument<'_>) -> Result<(), CurrentError> {
         match said_of(device, "drive").filter(|disk| !self.nodes.contains(disk)) {
