@@ -8,11 +8,11 @@
 //! captured as without a dirty store.
 
 use crate::CheckpointError;
-use crate::bulk::{Capturing, Tally, bulk};
+use crate::bulk::{Capturing, Pass, Tally};
 use crate::epochs::Captures;
 use crate::work::{Pieces, cores};
 use dewar_guest::Guest;
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -20,32 +20,39 @@ use std::time::{Duration, Instant};
 /// Pages that a thread takes at a time.
 const PIECE: u64 = 512;
 
-/// The bulk pass with epochs every so often beside it. Returns what
-/// [`bulk`] does.
+/// Runs the bulk pass, with epochs every so often beside it. In between pages are spread
+/// ([`crate::spread`]).
 pub(crate) fn bulk_with_epochs<'t>(
     captures: &mut Captures<'t>,
     guest: &mut dyn Guest,
     at: &Capturing<'_, 't>,
-    todo: &PageSet,
-    compare: bool,
+    pass: &Pass<'_>,
     every: Duration,
     tally: &Tally,
-) -> Result<PageSet, CheckpointError> {
+) -> Result<(), CheckpointError> {
     let (done, is_done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let pass = scope.spawn(|| {
+        let bulk = scope.spawn(|| {
             let _done = done;
-            bulk(at, todo, compare, tally)
+            pass.run(at, tally)
         });
-        let mut epochs = Ok(());
-        while epochs.is_ok() && is_done.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-            epochs = epoch(captures, guest, at);
-        }
-        if epochs.is_err() {
+        let mut beside = || -> Result<(), CheckpointError> {
+            loop {
+                let due = Instant::now() + every;
+                pass.spread(at, tally, due)?;
+                let left = due.saturating_duration_since(Instant::now());
+                if is_done.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                    return Ok(());
+                }
+                epoch(captures, guest, at)?;
+            }
+        };
+        let beside = beside();
+        if beside.is_err() {
             tally.stop();
         }
-        let holes = pass.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        epochs.and(holes)
+        let bulk = bulk.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        beside.and(bulk)
     })
 }
 
@@ -54,7 +61,7 @@ fn epoch<'t>(
     guest: &mut dyn Guest,
     at: &Capturing<'_, 't>,
 ) -> Result<(), CheckpointError> {
-    let Capturing { ram, tracker, writer, workers, observer } = *at;
+    let Capturing { ram, tracker, writer, workers, observer, .. } = *at;
     let began = Instant::now();
     let awaited = workers.awaited();
     let lease = tracker.take(cores())?;

@@ -2,12 +2,14 @@
 //! memory into the image.
 
 use crate::observe::Observer;
+use crate::spread::{Allowance, spread};
 use crate::work::{Pieces, Workers};
 use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
-use dewar_image::ImageWriter;
+use dewar_image::{ImageWriter, KeyedSink};
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Pages that a worker takes at a time: one page-table node.
 const PIECE: u64 = 512;
@@ -45,71 +47,128 @@ pub(crate) struct Capturing<'c, 't> {
     pub writer: &'c ImageWriter<'c>,
     /// Who wait for nothing and whom nobody waits for.
     pub workers: &'c Workers,
+    /// How much of what stands still the dirty store takes, too.
+    pub allowance: &'c Allowance,
     /// Who is told.
     pub observer: &'c dyn Observer,
 }
 
-/// Encodes the pages of `todo` but those written since arming, which are left
-/// for the epochs. A page that is written while it is copied is in a later
-/// epoch's set, whatever was copied. A page that an epoch beside this claimed
-/// is left to it. With `compare`, one that is as the parent
-/// has it stays there. Returns the pages that have no memory behind them; one
-/// that gets some from now on is dirty.
-pub(crate) fn bulk(
-    at: &Capturing<'_, '_>,
-    todo: &PageSet,
+/// A bulk pass: what it has to do, and what nobody has taken of it yet.
+pub(crate) struct Pass<'p> {
+    todo: &'p PageSet,
+    /// The pages that have no memory behind them.
+    holes: PageSet,
     compare: bool,
-    tally: &Tally,
-) -> Result<PageSet, CheckpointError> {
-    let Capturing { ram, tracker, writer, workers, observer } = *at;
-    let all = PageRange::new(0, ram.pages());
-    let mut holes = PageSet::new(ram.pages());
-    // Of a few pages, all just written, asking would take longer than copying.
-    if todo.count() > ram.pages() / FEW {
-        holes.insert_range(all);
-        for range in ram.data_ranges(all)? {
-            holes.remove_range(range);
-        }
-    }
-    for page in todo.iter().filter(|page| holes.contains(*page)) {
-        writer.put_holes(PageRange::new(page.0, page.0 + 1));
-    }
-    let pieces = Pieces::new(all, PIECE);
-    let done = AtomicU64::new(0);
-    workers.run_idle(|| {
-        let work = || -> Result<(), CheckpointError> {
-            let mut sink = writer.yielding_sink()?;
-            let mut compared = Compared::new(writer, compare)?;
-            let mut bytes = vec![0; PAGE_BYTES];
-            while let Some(piece) = pieces.take().filter(|_| !tally.is_stopped()) {
-                let mut pages: Vec<PageNumber> = piece
-                    .pages()
-                    .filter(|page| todo.contains(*page) && !holes.contains(*page))
-                    .collect();
-                let wanted = pages.len();
-                if wanted > 0 {
-                    let dirty = tracker.peek(piece)?;
-                    let is_dirty = |page| dirty.iter().any(|range| range.contains(page));
-                    pages.retain(|page| writer.is_open(*page) && !is_dirty(*page));
-                }
-                tally.skipped.fetch_add((wanted - pages.len()) as u64, Ordering::Relaxed);
-                tally.bulk.fetch_add(pages.len() as u64, Ordering::Relaxed);
-                for page in compared.differing(ram, &pages)? {
-                    ram.copy_page(page, &mut bytes);
-                    sink.put(page, &bytes)?;
-                }
-                let before = done.fetch_add(piece.count(), Ordering::Relaxed);
-                observer.progress(before + piece.count(), all.count());
-            }
-            sink.finish()?;
-            Ok(())
-        };
-        work().inspect_err(|_| pieces.stop())
-    })?;
-    Ok(holes)
+    pieces: Pieces,
+    done: AtomicU64,
 }
 
-/// Encodes what was captured, while the guest runs.
+impl<'p> Pass<'p> {
+    /// One over the pages of `todo`; with `compare`, a page that is as the parent has it
+    /// stays there.
+    pub(crate) fn new(
+        at: &Capturing<'_, '_>,
+        todo: &'p PageSet,
+        compare: bool,
+    ) -> Result<Self, CheckpointError> {
+        let all = PageRange::new(0, at.ram.pages());
+        let mut holes = PageSet::new(at.ram.pages());
+        // Of a few pages, all just written, asking would take longer than copying.
+        if todo.count() > at.ram.pages() / FEW {
+            holes.insert_range(all);
+            for range in at.ram.data_ranges(all)? {
+                holes.remove_range(range);
+            }
+        }
+        for page in todo.iter().filter(|page| holes.contains(*page)) {
+            at.writer.put_holes(PageRange::new(page.0, page.0 + 1));
+        }
+        let pieces = Pieces::new(all, PIECE);
+        Ok(Self { todo, holes, compare, pieces, done: AtomicU64::new(0) })
+    }
+
+    /// Its pages that have no memory behind them; one that gets some from now on is dirty.
+    pub(crate) fn into_holes(self) -> PageSet {
+        self.holes
+    }
+
+    /// Encodes all pages but those written since arming, which are left for the epochs.
+    /// A page that is written while it is copied is in a later epoch's set, whatever was
+    /// copied. A page that an epoch beside this claimed is left to it.
+    pub(crate) fn run(&self, at: &Capturing<'_, '_>, tally: &Tally) -> Result<(), CheckpointError> {
+        let Capturing { ram, writer, workers, .. } = *at;
+        workers.run_idle(|| {
+            let work = || -> Result<(), CheckpointError> {
+                let mut sink = writer.yielding_sink()?;
+                let mut compared = Compared::new(writer, self.compare)?;
+                let mut bytes = vec![0; PAGE_BYTES];
+                while let Some(piece) = self.pieces.take().filter(|_| !tally.is_stopped()) {
+                    let pages = self.standing_still(at, piece, tally)?;
+                    tally.bulk.fetch_add(pages.len() as u64, Ordering::Relaxed);
+                    for page in compared.differing(ram, &pages)? {
+                        ram.copy_page(page, &mut bytes);
+                        sink.put(page, &bytes)?;
+                    }
+                    self.tell(at, piece);
+                }
+                sink.finish()?;
+                Ok(())
+            };
+            work().inspect_err(|_| self.pieces.stop())
+        })
+    }
+
+    /// Spreads pages that stand still until then ([`spread`]). No epoch may run meanwhile.
+    pub(crate) fn spread(
+        &self,
+        at: &Capturing<'_, '_>,
+        tally: &Tally,
+        until: Instant,
+    ) -> Result<(), CheckpointError> {
+        spread(at, &self.pieces, Some(until), || {
+            let mut compared = Compared::new(at.writer, self.compare)?;
+            let mut bytes = vec![0; PAGE_BYTES];
+            Ok(move |piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
+                let pages = self.standing_still(at, piece, tally)?;
+                let mut sent = 0;
+                for page in compared.differing(at.ram, &pages)? {
+                    at.ram.copy_page(page, &mut bytes);
+                    sent += u64::from(sink.put(page, &bytes)?);
+                }
+                self.tell(at, piece);
+                Ok(sent)
+            })
+        })
+    }
+
+    /// The pages of a piece that were not written since arming, nor claimed.
+    fn standing_still(
+        &self,
+        at: &Capturing<'_, '_>,
+        piece: PageRange,
+        tally: &Tally,
+    ) -> Result<Vec<PageNumber>, CheckpointError> {
+        let is_wanted =
+            |page: &PageNumber| self.todo.contains(*page) && !self.holes.contains(*page);
+        let mut pages: Vec<PageNumber> = piece.pages().filter(is_wanted).collect();
+        let wanted = pages.len();
+        if wanted > 0 {
+            let dirty = at.tracker.peek(piece)?;
+            let is_dirty = |page| dirty.iter().any(|range| range.contains(page));
+            pages.retain(|page| at.writer.is_open(*page) && !is_dirty(*page));
+        }
+        tally.skipped.fetch_add((wanted - pages.len()) as u64, Ordering::Relaxed);
+        Ok(pages)
+    }
+
+    fn tell(&self, at: &Capturing<'_, '_>, piece: PageRange) {
+        let before = self.done.fetch_add(piece.count(), Ordering::Relaxed);
+        at.observer.progress(before + piece.count(), at.ram.pages());
+    }
+}
+
+/// Encodes what was captured, while the guest runs; the dirty store takes a part of it where
+/// that is allowed.
 pub(crate) fn write_behind(
     buffer: &CaptureBuffer,
     at: &Capturing<'_, '_>,
@@ -118,18 +177,34 @@ pub(crate) fn write_behind(
     let pages: Vec<PageNumber> = buffer.held().iter().collect();
     let total = pages.len() as u64;
     let pieces = Pieces::new(PageRange::new(0, total), PIECE);
-    workers.run_idle(|| {
-        let work = || -> Result<(), CheckpointError> {
-            let mut sink = writer.sink()?;
-            while let Some(piece) = pieces.take() {
-                for page in &pages[piece.start.index()..piece.end.index()] {
-                    sink.put(*page, buffer.page(*page))?;
+    let of = |piece: PageRange| &pages[piece.start.index()..piece.end.index()];
+    std::thread::scope(|scope| {
+        let spreads = scope.spawn(|| {
+            spread(at, &pieces, None, || {
+                Ok(|piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
+                    let mut sent = 0;
+                    for page in of(piece) {
+                        sent += u64::from(sink.put(*page, buffer.page(*page))?);
+                    }
+                    Ok(sent)
+                })
+            })
+        });
+        let encoded = workers.run_idle(|| {
+            let work = || -> Result<(), CheckpointError> {
+                let mut sink = writer.sink()?;
+                while let Some(piece) = pieces.take() {
+                    for page in of(piece) {
+                        sink.put(*page, buffer.page(*page))?;
+                    }
+                    observer.progress(piece.end.0, total);
                 }
-                observer.progress(piece.end.0, total);
-            }
-            sink.finish()?;
-            Ok(())
-        };
-        work().inspect_err(|_| pieces.stop())
+                sink.finish()?;
+                Ok(())
+            };
+            work().inspect_err(|_| pieces.stop())
+        });
+        let spread = spreads.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        encoded.and(spread)
     })
 }

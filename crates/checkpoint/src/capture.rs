@@ -4,7 +4,8 @@
 //!  running  1. arm      every write is recorded from now on; I/O is drained
 //!           2. bulk     idle workers encode every page that stands still, but
 //!                       those known to be as the parent has them; with a dirty
-//!                       store, epochs beside it send what was written there
+//!                       store, epochs beside it send what was written there,
+//!                       and in between a part of what stands still
 //!           3. epochs   take the dirty set, drain, copy its pages to a buffer;
 //!                       again, each shorter than the last
 //!  stopped  4. stop     disks are frozen and the device state is saved; then
@@ -26,9 +27,10 @@
 
 use crate::CheckpointError;
 use crate::beside::bulk_with_epochs;
-use crate::bulk::{Capturing, Tally, bulk, write_behind};
+use crate::bulk::{Capturing, Pass, Tally, write_behind};
 use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
+use crate::spread::Allowance;
 use crate::work::{Workers, cores};
 use dewar_codec::Codec;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
@@ -75,6 +77,17 @@ pub struct Taken {
     pub by_tracking: bool,
 }
 
+/// A dirty store beside the store of the image.
+#[derive(Debug)]
+pub struct Beside {
+    /// Where it is.
+    pub store: DirtyStore,
+    /// How often the pages written meanwhile are sent there.
+    pub epoch: Duration,
+    /// How many pages that stand still may go there, too.
+    pub spread_pages: u64,
+}
+
 /// How to take a checkpoint.
 #[derive(Debug)]
 pub struct CheckpointOptions<'s> {
@@ -93,8 +106,8 @@ pub struct CheckpointOptions<'s> {
     /// Where the content of pages is looked for before they are stored.
     pub dedup: Dedup,
     /// Where pages go that are written while the bulk pass runs, and that the
-    /// buffer has no room for; and how often.
-    pub dirty: Option<(DirtyStore, Duration)>,
+    /// buffer has no room for.
+    pub dirty: Option<Beside>,
     /// The session of this process, where it may be made to weigh little while
     /// the guest runs.
     pub session: Option<OwnSession>,
@@ -148,8 +161,12 @@ fn capture<'s>(
         dedup: options.dedup,
     };
     let mut writer = store.begin(image, options.base.image())?;
-    if let Some((dirty, _)) = &options.dirty {
-        writer.use_dirty_store(dirty.clone())?;
+    if let Some(beside) = &options.dirty {
+        writer.use_dirty_store(beside.store.clone())?;
+    }
+    let allowance = Allowance::new(options.dirty.as_ref().map_or(0, |it| it.spread_pages));
+    if !allowance.is_nothing() {
+        writer.wait_for_store();
     }
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
@@ -174,14 +191,20 @@ fn capture<'s>(
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
     let (tally, compare) = (Tally::default(), !by_tracking);
     let workers = Workers::new(options.session);
-    let at =
-        Capturing { ram: &ram, tracker: &tracker, writer: &writer, workers: &workers, observer };
-    let mut holes = match &options.dirty {
-        None => bulk(&at, &todo, compare, &tally)?,
-        Some((_, every)) => {
-            bulk_with_epochs(&mut captures, guest, &at, &todo, compare, *every, &tally)?
-        }
+    let at = Capturing {
+        ram: &ram,
+        tracker: &tracker,
+        writer: &writer,
+        workers: &workers,
+        allowance: &allowance,
+        observer,
     };
+    let pass = Pass::new(&at, &todo, compare)?;
+    match &options.dirty {
+        None => pass.run(&at, &tally)?,
+        Some(it) => bulk_with_epochs(&mut captures, guest, &at, &pass, it.epoch, &tally)?,
+    }
+    let mut holes = pass.into_holes();
     observer.step(Step::BulkDone);
     epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
 
@@ -238,6 +261,7 @@ fn capture<'s>(
             bulk: tally.bulk.into_inner(),
             skipped: tally.skipped.into_inner(),
             dirty_store: captures.keyed,
+            spread: allowance.spread(),
             stopped: captures.stopped,
             overflowed: captures.overflowed,
         },

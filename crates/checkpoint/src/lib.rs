@@ -16,10 +16,11 @@ mod frames;
 mod observe;
 mod overflow;
 pub mod restore;
+mod spread;
 mod weight;
 mod work;
 
-pub use capture::{Base, CheckpointOptions, Taken, checkpoint};
+pub use capture::{Base, Beside, CheckpointOptions, Taken, checkpoint};
 pub use error::CheckpointError;
 pub use observe::{Observer, Step};
 pub use work::cores;

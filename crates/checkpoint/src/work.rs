@@ -4,8 +4,7 @@ use crate::weight::{Presence, STARVED, Weight};
 use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};
 use dewar_units::PageRange;
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -17,27 +16,50 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Hands out a range in pieces; each to one thread.
+/// Hands out a range in pieces, from both ends; each to one thread.
 pub(crate) struct Pieces {
-    all: PageRange,
-    next: AtomicU64,
-    piece: u64,
+    left: Mutex<PageRange>,
+    most: u64,
 }
 
 impl Pieces {
-    pub(crate) fn new(all: PageRange, piece: u64) -> Self {
-        Self { all, next: AtomicU64::new(all.start.0), piece }
+    /// Pieces of `most` pages: what is left over is in the last.
+    pub(crate) fn new(all: PageRange, most: u64) -> Self {
+        Self { left: Mutex::new(all), most }
     }
 
+    /// The most pages of a piece.
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// The first of those left.
     pub(crate) fn take(&self) -> Option<PageRange> {
-        let start = self.next.fetch_add(self.piece, Ordering::Relaxed);
-        let piece = PageRange::new(start, start.saturating_add(self.piece)).intersect(&self.all);
+        let mut left = self.left();
+        let piece = PageRange::new(left.start.0, left.start.0 + self.most).intersect(&left);
+        left.start = piece.end.max(left.start);
+        (!piece.is_empty()).then_some(piece)
+    }
+
+    /// The last of those left.
+    pub(crate) fn take_last(&self) -> Option<PageRange> {
+        let mut left = self.left();
+        let odd = left.count().checked_rem(self.most).unwrap_or(0);
+        let count = if odd == 0 { self.most } else { odd };
+        let from = left.end.0.saturating_sub(count);
+        let piece = PageRange::new(from, left.end.0).intersect(&left);
+        left.end = piece.start.min(left.end);
         (!piece.is_empty()).then_some(piece)
     }
 
     /// Makes every later [`Pieces::take`] answer `None`.
     pub(crate) fn stop(&self) {
-        self.next.store(self.all.end.0, Ordering::Relaxed);
+        let mut left = self.left();
+        left.start = left.end;
+    }
+
+    fn left(&self) -> MutexGuard<'_, PageRange> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -178,6 +200,20 @@ fn is_starving(before: ThreadActivity, now: ThreadActivity) -> bool {
 mod tests {
     use super::*;
     use dewar_kernel::Scheduling;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn pieces_are_taken_from_both_ends_until_they_meet() {
+        let pieces = Pieces::new(PageRange::new(0, 1300), 512);
+        assert_eq!(pieces.take_last(), Some(PageRange::new(1024, 1300)), "a page-table node");
+        assert_eq!(pieces.take(), Some(PageRange::new(0, 512)));
+        assert_eq!(pieces.take_last(), Some(PageRange::new(512, 1024)));
+        assert_eq!((pieces.take(), pieces.take_last()), (None, None));
+        let pieces = Pieces::new(PageRange::new(0, 1300), 512);
+        pieces.stop();
+        assert_eq!((pieces.take(), pieces.take_last()), (None, None));
+        assert_eq!(Pieces::new(PageRange::new(0, 0), 512).take_last(), None);
+    }
 
     #[test]
     fn who_wants_to_run_and_hardly_does_starves() {

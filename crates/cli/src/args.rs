@@ -1,13 +1,15 @@
 //! The command line.
 
+mod checkpoint;
 mod qos;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use dewar_units::{ByteSize, parse_duration};
+use clap::{Args, Parser, Subcommand};
+use dewar_units::parse_duration;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use qos::{ByChoice, KeeperArgs, LawChoice, QosArgs};
 
 /// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
@@ -186,46 +188,6 @@ pub struct RmArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  dewar checkpoint web --tag before-upgrade")]
-pub struct CheckpointArgs {
-    /// The guest.
-    pub name: String,
-    /// A name for the checkpoint.
-    #[arg(long)]
-    pub tag: Option<String>,
-    /// The longest that the guest should stand still.
-    #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_duration)]
-    pub max_pause: Duration,
-    /// Most memory for captured pages that are not written yet [default: half of the guest's RAM,
-    /// at least 64M, at most half of what is free].
-    #[arg(long, value_name = "SIZE")]
-    pub buffer: Option<ByteSize>,
-    /// Store every page, also those that an earlier checkpoint of this guest has.
-    #[arg(long)]
-    pub full: bool,
-    /// How pages are compressed.
-    #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
-    pub codec: CodecChoice,
-    /// Where a page's content is looked for before it is stored.
-    #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
-    pub dedup: DedupChoice,
-    /// Keep a hash of each page: should QEMU crash, 'restore' takes the pages that did not change
-    /// from the memory that it left, and reads only the others.
-    #[arg(long)]
-    pub hashes: bool,
-    /// Where pages go that the guest writes while the bulk of its memory is stored, and that do
-    /// not fit into --buffer: redis://HOST. The checkpoint then needs both stores.
-    #[arg(long, value_name = "URL")]
-    pub dirty_store: Option<String>,
-    /// How often they are sent there.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
-    #[arg(requires = "dirty_store")]
-    pub epoch: Duration,
-    #[command(flatten)]
-    pub store: StoreArgs,
-}
-
-#[derive(Debug, Args)]
 pub struct WhichArgs {
     /// The guest.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
@@ -294,29 +256,6 @@ pub struct ThawArgs {
     /// Also where a disk was written while it was frozen.
     #[arg(long, conflicts_with = "all")]
     pub force: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DedupChoice {
-    /// Nowhere.
-    Off,
-    /// In the same checkpoint, and in those of the guest below it that were taken so; equal pages
-    /// are compared byte by byte.
-    Image,
-    /// In the newest 64 checkpoints of the store that were taken so, by BLAKE3; none of them can be
-    /// deleted meanwhile. Whoever sees the size of a
-    /// checkpoint can then tell whether other guests have a page.
-    Store,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CodecChoice {
-    /// Zstandard level -1: smallest.
-    Zstd,
-    /// LZ4: faster, larger.
-    Lz4,
-    /// Not at all.
-    Raw,
 }
 
 #[derive(Debug, Args)]

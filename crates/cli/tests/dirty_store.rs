@@ -52,6 +52,62 @@ fn every_page_is_as_it_was() {
     }
 }
 
+/// Pages that stand still may go to the dirty store, too, as many as are allowed; a page that
+/// is written after it was sent is as it was at the stop.
+#[test]
+fn what_stands_still_is_spread_over_two_stores() {
+    let lab = common::lab();
+    let mut server = RedisServer::start(&[]).expect("redis");
+    let mut guest = guest(&lab);
+    guest.console.ask("words 30000").expect("load");
+    let url = server.url();
+    let split = ["--dirty-store", &url, "--epoch", "10ms", "--spread"];
+    // All of them; what was written as the pause came waits in the buffer, and is spread, too.
+    for (size, most, more) in
+        [("16M", 4096, &["--full"][..]), ("4G", 1 << 20, &["--full"]), ("4G", 1 << 20, &[])]
+    {
+        let told = assert_exact_with(&lab, &mut guest, size, &[&split[..], &[size], more].concat());
+        let (spread, pages) = (told["captured"]["spread"].as_u64(), &told["pages"]);
+        println!("{size} {more:?}: {}, {pages}", told["captured"]);
+        assert!(spread > Some(0) && spread <= Some(most), "{told}");
+        assert!(pages["dirty_store"].as_u64() > Some(0), "{told}");
+    }
+    guest.console.ask("words 0").expect("no load");
+    guest.console.ask("check 12000 1 disk").expect("check");
+    let line = [&["checkpoint", "g", "--full", "--tag", "spread"], &split[..], &["4G"]].concat();
+    lab.dewar(&line).done();
+    lab.dewar(&["verify", "spread"]).done();
+    for how in [&["spread", "--eager"][..], &["spread"]] {
+        lab.crash("g");
+        lab.restore(&mut guest, how).expect("restore");
+        guest.console.ask("verify").expect("consistent");
+        lab.wait_for_memory("g");
+    }
+
+    // A server that dies or is full, or a command that does: nothing is left.
+    let soon = format!("{url}?retry=500ms");
+    let line =
+        ["checkpoint", "g", "--full", "--dirty-store", &soon, "--epoch", "1s", "--spread", "4G"];
+    let before = keys(&server);
+    let held = HeldCheckpoint::at_with(&lab, &line, "captured");
+    assert!(keys(&server) > before);
+    held.kill();
+    wait_until("the guest runs on", Duration::from_secs(20), || {
+        lab.ps("g").is_some_and(|it| it["state"] == "running")
+    });
+    lab.dewar(&["gc"]).done();
+    assert_eq!(keys(&server), before);
+    leave_room(&server, 512 << 10);
+    let ran = lab.dewar(&line);
+    ran.failed(1, &[&server.url(), "full", "no checkpoint was made", "the guest is running"]);
+    let held = HeldCheckpoint::at_with(&lab, &line, "armed");
+    server.kill().expect("kill");
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("the guest is running"), "{code}: {said}");
+    guest.console.ask("verify").expect("the guest runs on");
+    lab.dewar(&["checkpoint", "g", "--spread", "1G"]).failed(2, &["--dirty-store"]);
+}
+
 #[test]
 fn a_guest_lives_in_two_stores() {
     let lab = common::lab();

@@ -23,11 +23,21 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
+    /// As fast as the store takes them, with some more in wait.
     pub(crate) fn start(backend: &Arc<dyn Backend>) -> Self {
-        let (queue, segments) = mpsc::sync_channel::<Finished>(FLUSHERS);
+        Self::with(backend, FLUSHERS, FLUSHERS)
+    }
+
+    /// One after the other, and none in wait: who has one feels how slow the store is.
+    pub(crate) fn start_narrow(backend: &Arc<dyn Backend>) -> Self {
+        Self::with(backend, 1, 0)
+    }
+
+    fn with(backend: &Arc<dyn Backend>, threads: usize, in_wait: usize) -> Self {
+        let (queue, segments) = mpsc::sync_channel::<Finished>(in_wait);
         let segments = Arc::new(Mutex::new(segments));
         let spare = Arc::default();
-        let threads = (0..FLUSHERS)
+        let threads = (0..threads)
             .map(|_| {
                 let (backend, segments) = (Arc::clone(backend), Arc::clone(&segments));
                 let spare = Arc::clone(&spare);

@@ -271,8 +271,11 @@ pub struct CaptureCounts {
     pub bulk: u64,
     /// Left by it to the epochs, being written or with the dirty store already.
     pub skipped: u64,
-    /// Sent to the dirty store, counted each time.
+    /// Sent to the dirty store for being written meanwhile, counted each time.
     pub dirty_store: u64,
+    /// Sent there to spread the work over two stores.
+    #[serde(default)]
+    pub spread: u64,
     /// Copied while the guest stood still.
     pub stopped: u64,
     /// Found no room in the buffer, counted each time.

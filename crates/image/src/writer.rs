@@ -360,6 +360,14 @@ impl<'s> ImageWriter<'s> {
         );
     }
 
+    /// Lets whoever fills segments wait while the store takes them, so that others can do
+    /// more meanwhile. To be said before the first sink is made.
+    pub fn wait_for_store(&mut self) {
+        let narrow = Flusher::start_narrow(&self.store.shared_backend());
+        let flusher = self.flusher.get_mut().unwrap_or_else(|locked| locked.into_inner());
+        *flusher = Some(narrow);
+    }
+
     /// Bounds how long what fails in the store is tried again, from now on.
     pub fn set_patience(&self, patience: Duration) {
         self.store.backend().set_patience(patience);

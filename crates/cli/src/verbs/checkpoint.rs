@@ -6,7 +6,7 @@ use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking};
-use dewar_checkpoint::{Base, CheckpointOptions, Taken, checkpoint};
+use dewar_checkpoint::{Base, Beside, CheckpointOptions, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
@@ -35,7 +35,11 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         buffer: args.buffer,
         codec: args.codec,
         dedup: dedup(args.dedup, args.hashes),
-        dirty: dirty_store.map(|store| (store, args.epoch)),
+        dirty: dirty_store.map(|store| Beside {
+            store,
+            epoch: args.epoch,
+            spread_pages: args.spread.map_or(0, |size| size.0 / PAGE_BYTES as u64),
+        }),
         session: own_session(),
         tag: args.tag,
     };
@@ -72,7 +76,7 @@ pub struct Wanted {
     pub buffer: Option<ByteSize>,
     pub codec: CodecChoice,
     pub dedup: Dedup,
-    pub dirty: Option<(DirtyStore, Duration)>,
+    pub dirty: Option<Beside>,
     pub session: Option<OwnSession>,
     pub tag: Option<String>,
 }
@@ -242,7 +246,7 @@ fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
     if counts.keyed > 0 {
         let own = record.keyed.values().find(|source| source.image == record.id);
         let store = own.map_or("the dirty store", |source| source.store.as_str());
-        let sent = summary.captured.dirty_store;
+        let sent = summary.captured.dirty_store + summary.captured.spread;
         text.push_str(&format!("\n{} of them in {store}, of {sent} sent there", counts.keyed));
     }
     if let Some(parent) = &record.parent {
