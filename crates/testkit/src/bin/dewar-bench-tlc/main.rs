@@ -1,10 +1,11 @@
 //! `make bench-tlc`: TLC's experiment. A guest runs HPC Challenge; while it is in
 //! a section of it a checkpoint is taken, onto a slow disk, the guest is ended
 //! and brought back, and goes on to the next section. By Dewar, by Dewar with a
-//! dirty store in Redis, and by QEMU's stop-and-save.
+//! dirty store in Redis, for what is written meanwhile or for a part of the rest, too,
+//! and by QEMU's stop-and-save.
 //!
 //! usage: dewar-bench-tlc DEWAR OUT.json [--memory MIB] [--sections NAME,...]
-//!     [--speed MB/S] [--epoch TIME] [--after SECONDS]
+//!     [--speed MB/S] [--epoch TIME] [--after SECONDS] [--methods NAME,...]
 
 #![forbid(unsafe_code)]
 
@@ -18,9 +19,14 @@ use method::{Dewar, Method, Qemu};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What is compared.
+const METHODS: [&str; 4] =
+    ["dewar", "dewar --dirty-store", "dewar --spread 2G", "qemu stop-and-save"];
+
 /// What to do.
 #[derive(Debug)]
 pub struct Plan {
+    methods: Vec<String>,
     dewar: PathBuf,
     out: PathBuf,
     memory_mib: u64,
@@ -38,13 +44,22 @@ fn main() -> Result<()> {
     let server = RedisServer::start(&["--save", ""])?;
     let url = server.url();
     let mut columns = Vec::new();
-    for name in ["dewar", "dewar --dirty-store", "qemu stop-and-save"] {
+    for name in METHODS.into_iter().filter(|name| plan.methods.iter().any(|it| it == name)) {
         let lab = Lab::new(&plan.dewar)?;
         let disk = SlowDisk::new(lab.path(), 24, plan.speed)?;
         let mut method: Box<dyn Method> = match name {
             "qemu stop-and-save" => Box::new(Qemu::boot(&lab, &plan, disk.path())?),
-            "dewar" => Box::new(Dewar::boot(&lab, &plan, disk.path(), None)?),
-            _ => Box::new(Dewar::boot(&lab, &plan, disk.path(), Some(&url))?),
+            "dewar" => Box::new(Dewar::boot(&lab, &plan, disk.path(), &[])?),
+            _ => {
+                let mut more = vec!["--dirty-store", &url, "--epoch", &plan.epoch];
+                more.extend(
+                    name.strip_prefix("dewar --spread")
+                        .map(|size| ["--spread", size.trim()])
+                        .into_iter()
+                        .flatten(),
+                );
+                Box::new(Dewar::boot(&lab, &plan, disk.path(), &more)?)
+            }
         };
         for section in &plan.sections {
             method.wait_for_section(section)?;
@@ -64,10 +79,11 @@ fn main() -> Result<()> {
 }
 
 fn plan() -> Result<Plan> {
-    let usage = "usage: dewar-bench-tlc DEWAR OUT.json [--memory MIB] [--sections NAME,..] [--speed MB/S] [--epoch TIME] [--after SECONDS]";
+    let usage = "usage: dewar-bench-tlc DEWAR OUT.json [--memory MIB] [--sections NAME,..] [--speed MB/S] [--epoch TIME] [--after SECONDS] [--methods NAME,..]";
     let mut words = std::env::args().skip(1);
     let sections = ["MPIRandomAccess", "PTRANS", "StarDGEMM"];
     let mut plan = Plan {
+        methods: METHODS.map(str::to_owned).to_vec(),
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
         out: words.next().context(usage)?.into(),
         memory_mib: 1024,
@@ -81,6 +97,7 @@ fn plan() -> Result<Plan> {
         match flag.as_str() {
             "--memory" => plan.memory_mib = value.parse()?,
             "--sections" => plan.sections = value.split(',').map(str::to_owned).collect(),
+            "--methods" => plan.methods = value.split(',').map(str::to_owned).collect(),
             "--speed" => plan.speed = value.parse::<u64>()? * 1_000_000,
             "--epoch" => plan.epoch = value,
             "--after" => plan.after = Duration::from_secs(value.parse()?),

@@ -67,15 +67,11 @@ pub struct Dewar<'l> {
 }
 
 impl<'l> Dewar<'l> {
-    pub fn boot(lab: &'l Lab, plan: &Plan, disk: &Path, dirty: Option<&str>) -> Result<Self> {
+    pub fn boot(lab: &'l Lab, plan: &Plan, disk: &Path, more: &[&str]) -> Result<Self> {
         let guest = lab.run("hpcc", &spec(plan))?;
         let heart = Some(guest.heartbeat()?);
         let store = disk.join("store");
-        let mut arguments = vec!["--full".to_owned()];
-        if let Some(url) = dirty {
-            let more = ["--dirty-store", url, "--epoch", &plan.epoch];
-            arguments.extend(more.map(str::to_owned));
-        }
+        let arguments = [&["--full"], more].concat().iter().map(|it| (*it).to_owned()).collect();
         Ok(Self { lab, guest, heart, store, arguments })
     }
 

@@ -7,7 +7,7 @@ const WIDTH: f64 = 860.0;
 const LEFT: f64 = 70.0;
 const STRIP: f64 = 130.0;
 const GAP: f64 = 60.0;
-const COLOURS: [&str; 2] = ["#1f5fa8", "#e0932b"];
+const COLOURS: [&str; 3] = ["#1f5fa8", "#e0932b", "#3f8f4f"];
 
 /// The pages that each epoch found dirty, as SVG; of the methods that have epochs.
 pub fn draw(sections: &[String], columns: &[Column]) -> String {

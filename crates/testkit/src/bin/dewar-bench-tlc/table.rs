@@ -77,17 +77,19 @@ pub fn print(columns: &[Column]) {
         );
     }
     println!(
-        "\n| | | bulk pass | skipped | to the dirty store | copied in the pause | pause by its own clock | behind | epochs | most in one |"
+        "\n| | | bulk pass | skipped | to the dirty store | spread there | of all there in the end | copied in the pause | pause by its own clock | behind | epochs | most in one |"
     );
-    println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|");
+    println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
     for Column { method, section, figures: it } in columns {
         let Some(epochs) = it.epochs.as_array() else { continue };
         let most = epochs.iter().filter_map(|epoch| epoch["dirty_pages"].as_u64()).max();
         println!(
-            "| {section} | {method} | {} | {} | {} | {} | {:.1} ms | {:.1} s | {} | {} |",
+            "| {section} | {method} | {} | {} | {} | {} | {} | {} | {:.1} ms | {:.1} s | {} | {} |",
             it.captured["bulk"],
             it.captured["skipped"],
             it.captured["dirty_store"],
+            it.captured["spread"],
+            it.in_dirty_store.unwrap_or(0),
             it.captured["stopped"],
             it.own_pause_ms.unwrap_or(0.0),
             it.behind_s.unwrap_or(0.0),
