@@ -440,6 +440,44 @@ fn what_took_the_place_of_another_is_told_from_it() {
     guest.console.ask("verify").expect("consistent");
 }
 
+/// A network that was plugged in comes on the new command line before those that QEMU
+/// names by itself: each forwarded port leads to its own all the same.
+#[test]
+fn ports_lead_to_their_own_networks_where_one_was_plugged_in() {
+    let lab = common::lab();
+    let (first, second) = (free_port(), free_port());
+    let user = lab.path().join("user.qmp");
+    let spec = spec(&[
+        "-nic",
+        &format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{first}-:7"),
+        "-device",
+        "pcie-root-port,id=rp1,chassis=1",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", user.display()),
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    let ask = |command: &str, arguments| {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    };
+    let forward = json!([{"str": format!("tcp:127.0.0.1:{second}-:7")}]);
+    ask("netdev_add", json!({"type": "user", "id": "late", "hostfwd": forward}));
+    ask(
+        "device_add",
+        json!({"driver": "virtio-net-pci", "netdev": "late", "id": "card", "bus": "rp1"}),
+    );
+    for round in 0..2 {
+        let told = ask("human-monitor-command", json!({"command-line": "info usernet"}));
+        let told = told.as_str().expect("text");
+        let late = told.split("Hub ").find(|it| it.contains("(late)")).expect("the plugged one");
+        let is_in = |text: &str, port: u16| text.contains(&format!(" {port} "));
+        assert!(is_in(late, second) && !is_in(late, first), "round {round}: {told}");
+        assert!(is_in(told, first), "round {round}: {told}");
+        let told = upgrade(&lab, &mut guest, &["--yes"]);
+        assert_eq!(told["not_handed_over"], json!([]), "{told}");
+    }
+}
+
 /// Devices without a name, by their paths.
 fn nameless(qmp: &mut Qmp) -> Vec<String> {
     let below = "/machine/peripheral-anon";

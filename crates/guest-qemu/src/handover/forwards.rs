@@ -8,13 +8,36 @@ use serde_json::json;
 /// A port of the host that leads to one of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forward {
-    /// Which backend of user-mode networking, in the order of the command line:
-    /// their names may be QEMU's own.
-    backend: usize,
+    /// Which backend of user-mode networking.
+    backend: Backend,
     /// As the monitor's `hostfwd_add` takes it.
     rule: String,
     /// As its `hostfwd_remove` takes it.
     from: String,
+}
+
+/// A backend, as it is known from one QEMU to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Backend {
+    /// By the name that its user gave it.
+    Named(String),
+    /// Which of those that QEMU named by itself, as they were made.
+    Unnamed(usize),
+}
+
+impl Backend {
+    /// What a name says, after those before it.
+    fn of(name: &str, before: &[(Self, String)]) -> Self {
+        // "#net012" for -nic and -netdev, "user.0" for -net.
+        let is_numbered =
+            |rest: &str| !rest.is_empty() && rest.bytes().all(|it| it.is_ascii_digit());
+        if name.starts_with('#') || name.strip_prefix("user.").is_some_and(is_numbered) {
+            let unnamed = before.iter().filter(|(known, _)| matches!(known, Self::Unnamed(_)));
+            return Self::Unnamed(unnamed.count());
+        }
+        Self::Named(name.to_owned())
+    }
 }
 
 /// What a QEMU forwards now.
@@ -27,9 +50,9 @@ pub(crate) fn remove(qmp: &mut Qmp, forwards: &[Forward]) -> Result<(), QmpError
     if forwards.is_empty() {
         return Ok(());
     }
-    let (names, _) = parse(&monitor(qmp, "info usernet")?);
+    let (backends, _) = parse(&monitor(qmp, "info usernet")?);
     for Forward { backend, from, .. } in forwards {
-        if let Some(name) = names.get(*backend) {
+        if let Some((_, name)) = backends.iter().find(|(known, _)| known == backend) {
             monitor(qmp, &format!("hostfwd_remove {name} {from}"))?;
         }
     }
@@ -41,10 +64,14 @@ pub(crate) fn add(qmp: &mut Qmp, wanted: &[Forward]) -> Result<Vec<String>, QmpE
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    let (names, there) = parse(&monitor(qmp, "info usernet")?);
+    let (backends, there) = parse(&monitor(qmp, "info usernet")?);
     let mut problems = Vec::new();
     for forward in wanted.iter().filter(|it| !there.contains(it)) {
-        let name = names.get(forward.backend).map_or("", String::as_str);
+        let backend = backends.iter().find(|(known, _)| *known == forward.backend);
+        let Some((_, name)) = backend else {
+            problems.push(format!("the network of port {} is not there", forward.from));
+            continue;
+        };
         let said = monitor(qmp, &format!("hostfwd_add {name} {}", forward.rule))?;
         if !said.trim().is_empty() {
             problems.push(said.trim().to_owned());
@@ -62,21 +89,23 @@ pub(crate) fn monitor(qmp: &mut Qmp, line: &str) -> Result<String, QmpError> {
 /// Reads `info usernet`: under the name of each backend a table, in which a
 /// forwarded port is such a line:
 /// `TCP[HOST_FORWARD]  12  127.0.0.1 5555  10.0.2.15  22  0  0`.
-fn parse(text: &str) -> (Vec<String>, Vec<Forward>) {
-    let (mut names, mut found) = (Vec::new(), Vec::new());
+fn parse(text: &str) -> (Vec<(Backend, String)>, Vec<Forward>) {
+    let (mut backends, mut found) = (Vec::new(), Vec::new());
     for line in text.lines().map(str::trim_end) {
         if let Some(heading) = line.strip_suffix("):") {
-            names.push(heading.split_once('(').map_or(heading, |(_, name)| name).to_owned());
+            let name = heading.split_once('(').map_or(heading, |(_, name)| name);
+            backends.push((Backend::of(name, &backends), name.to_owned()));
         }
         let words: Vec<&str> = line.split_whitespace().collect();
         let [kind, _, host, port, guest, guest_port, ..] = words[..] else { continue };
         let Some(protocol) = kind.strip_suffix("[HOST_FORWARD]") else { continue };
+        let Some((backend, _)) = backends.last() else { continue };
         let any = |address: &str| if address == "*" { String::new() } else { address.to_owned() };
         let from = format!("{}:{}:{port}", protocol.to_lowercase(), any(host));
         let rule = format!("{from}-{}:{guest_port}", any(guest));
-        found.push(Forward { backend: names.len().saturating_sub(1), rule, from });
+        found.push(Forward { backend: backend.clone(), rule, from });
     }
-    (names, found)
+    (backends, found)
 }
 
 #[cfg(test)]
@@ -89,14 +118,18 @@ mod tests {
             Dest. Address  Port RecvQ SendQ\r\n  TCP[ESTABLISHED]   15       10.0.2.15 48000 \
             10.0.2.2  8080     0     0\r\n  TCP[HOST_FORWARD]  12       127.0.0.1  5555       \
             10.0.2.15    22     0     0\r\nHub -1 (#net020):\r\n  UDP[HOST_FORWARD]  13      \
-            *  6000       10.0.2.16    53     0     0\r\n";
-        let (names, forwards) = parse(text);
-        assert_eq!(names, ["net0", "#net020"]);
+            *  6000       10.0.2.16    53     0     0\r\nHub 0 (user.1):\r\nHub -1 (user.x):\r\n";
+        let (backends, forwards) = parse(text);
+        let named = |name: &str| Backend::Named(name.to_owned());
+        let of: Vec<&Backend> = backends.iter().map(|(backend, _)| backend).collect();
+        let expected =
+            [&named("net0"), &Backend::Unnamed(0), &Backend::Unnamed(1), &named("user.x")];
+        assert_eq!(of, expected);
         let rules: Vec<_> =
-            forwards.iter().map(|it| (it.backend, it.rule.as_str(), it.from.as_str())).collect();
+            forwards.iter().map(|it| (&it.backend, it.rule.as_str(), it.from.as_str())).collect();
         let expected = [
-            (0, "tcp:127.0.0.1:5555-10.0.2.15:22", "tcp:127.0.0.1:5555"),
-            (1, "udp::6000-10.0.2.16:53", "udp::6000"),
+            (&named("net0"), "tcp:127.0.0.1:5555-10.0.2.15:22", "tcp:127.0.0.1:5555"),
+            (&Backend::Unnamed(0), "udp::6000-10.0.2.16:53", "udp::6000"),
         ];
         assert_eq!(rules, expected);
     }
