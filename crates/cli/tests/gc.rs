@@ -6,7 +6,7 @@ mod common;
 
 use common::{HeldCheckpoint, page_hashes, ram_now};
 use dewar_image::{ImageId, Location, Store};
-use dewar_testkit::{GuestSpec, Lab, TestGuest};
+use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -125,24 +125,50 @@ fn killed_at_every_step_it_harms_nothing() {
 }
 
 #[test]
-fn two_guests_and_a_collector_share_a_store() {
+fn two_guests_and_a_collector_share_a_folder() {
     let lab = common::lab();
-    let mut guests = [guest(&lab, "a"), guest(&lab, "b")];
-    lab.dewar(&["checkpoint", "a"]).done();
+    two_guests_and_a_collector_share(&lab, &format!("file:{}", lab.store().display()), &[]);
+}
+
+#[test]
+fn two_guests_and_a_collector_share_a_server() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    two_guests_and_a_collector_share(&lab, &server.url(), &[]);
+}
+
+#[test]
+fn two_guests_and_a_collector_share_a_folder_and_a_dirty_store() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let url = format!("file:{}", lab.store().display());
+    let split = ["--dirty-store", &server.url(), "--epoch", "30ms", "--spread", "8M"];
+    two_guests_and_a_collector_share(&lab, &url, &split);
+    let keys = server.ask(&["--scan", "--pattern", "dewar:pages/*"]).expect("scan");
+    assert!(keys.lines().any(|key| !key.is_empty()), "pages of the images that are left");
+}
+
+fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
+    let mut guests = [guest(lab, "a"), guest(lab, "b")];
+    let checkpoint = |name: &str| {
+        let line = [&["checkpoint", name, "--store", url], more].concat();
+        id(&lab.dewar(&line).done().json())
+    };
+    checkpoint("a");
     let done = std::sync::atomic::AtomicBool::new(false);
     let images: Vec<ImageId> = std::thread::scope(|scope| {
         let workers: Vec<_> = ["a", "b"]
             .into_iter()
             .map(|name| {
-                let lab = &lab;
+                let checkpoint = &checkpoint;
                 scope.spawn(move || {
                     let mut random = Random(name.len() as u32);
                     let mut images = Vec::new();
                     for _ in 0..8 {
-                        images.push(id(&lab.dewar(&["checkpoint", name]).done().json()));
+                        images.push(checkpoint(name));
                         if images.len() > 3 {
                             let gone = images.remove(random.below(3));
-                            lab.dewar(&["delete", &gone.0]).done();
+                            lab.dewar(&["delete", &gone.0, "--store", url]).done();
                         }
                     }
                     images
@@ -152,7 +178,7 @@ fn two_guests_and_a_collector_share_a_store() {
         let collector = scope.spawn(|| {
             let mut rounds = 0;
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                lab.dewar(&["gc"]).done();
+                lab.dewar(&["gc", "--store", url]).done();
                 rounds += 1;
             }
             rounds
@@ -162,11 +188,12 @@ fn two_guests_and_a_collector_share_a_store() {
         println!("{} collections", collector.join().expect("collector"));
         images
     });
-    verify_all(&open(&lab.store()), &images, "at the end");
+    let store = Store::open(&Location::parse(url).expect("url")).expect("store");
+    verify_all(&store, &images, "at the end");
     for (guest, newest) in guests.iter_mut().zip([images[2].clone(), images[5].clone()]) {
         lab.crash(&guest.name);
         let name = guest.name.clone();
-        lab.restore(guest, &[&newest.0, "--as", &name]).expect("restore");
+        lab.restore(guest, &[&newest.0, "--as", &name, "--store", url]).expect("restore");
         guest.console.ask("verify").expect("consistent");
     }
 }
