@@ -31,6 +31,7 @@ pub(crate) fn bulk_with_epochs<'t>(
     tally: &Tally,
 ) -> Result<(), CheckpointError> {
     let (done, is_done) = mpsc::channel::<()>();
+    let mut narrowly = pass.may_spread(at).then(|| at.writer.narrowly());
     std::thread::scope(|scope| {
         let bulk = scope.spawn(|| {
             let _done = done;
@@ -39,7 +40,12 @@ pub(crate) fn bulk_with_epochs<'t>(
         let mut beside = || -> Result<(), CheckpointError> {
             loop {
                 let due = Instant::now() + every;
-                pass.spread(at, tally, due)?;
+                if pass.may_spread(at) {
+                    pass.spread(at, tally, due)?;
+                }
+                if !pass.may_spread(at) {
+                    drop(narrowly.take());
+                }
                 let left = due.saturating_duration_since(Instant::now());
                 if is_done.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
                     return Ok(());
@@ -51,6 +57,7 @@ pub(crate) fn bulk_with_epochs<'t>(
         if beside.is_err() {
             tally.stop();
         }
+        drop(narrowly);
         let bulk = bulk.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         beside.and(bulk)
     })

@@ -2,12 +2,14 @@
 //! memory into the image.
 
 use crate::observe::Observer;
-use crate::spread::{Allowance, spread};
+use crate::spread::{Allowance, may_spread, spread};
 use crate::work::{Pieces, Workers};
 use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
 use dewar_image::{ImageWriter, KeyedSink};
 use dewar_memory::{Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use std::collections::HashSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -59,6 +61,8 @@ pub(crate) struct Pass<'p> {
     /// The pages that have no memory behind them.
     holes: PageSet,
     compare: bool,
+    /// Dirty stores that did not answer.
+    away: Mutex<HashSet<u32>>,
     pieces: Pieces,
     done: AtomicU64,
 }
@@ -84,7 +88,8 @@ impl<'p> Pass<'p> {
             at.writer.put_holes(PageRange::new(page.0, page.0 + 1));
         }
         let pieces = Pieces::new(all, PIECE);
-        Ok(Self { todo, holes, compare, pieces, done: AtomicU64::new(0) })
+        let (away, done) = Default::default();
+        Ok(Self { todo, holes, compare, away, pieces, done })
     }
 
     /// Its pages that have no memory behind them; one that gets some from now on is dirty.
@@ -100,7 +105,7 @@ impl<'p> Pass<'p> {
         workers.run_idle(|| {
             let work = || -> Result<(), CheckpointError> {
                 let mut sink = writer.yielding_sink()?;
-                let mut compared = Compared::new(writer, self.compare)?;
+                let mut compared = self.compared(at)?;
                 let mut bytes = vec![0; PAGE_BYTES];
                 while let Some(piece) = self.pieces.take().filter(|_| !tally.is_stopped()) {
                     let pages = self.standing_still(at, piece, tally)?;
@@ -118,6 +123,11 @@ impl<'p> Pass<'p> {
         })
     }
 
+    /// Whether there is something to spread, and more may be.
+    pub(crate) fn may_spread(&self, at: &Capturing<'_, '_>) -> bool {
+        may_spread(at, &self.pieces)
+    }
+
     /// Spreads pages that stand still until then ([`spread`]). No epoch may run meanwhile.
     pub(crate) fn spread(
         &self,
@@ -126,7 +136,7 @@ impl<'p> Pass<'p> {
         until: Instant,
     ) -> Result<(), CheckpointError> {
         spread(at, &self.pieces, Some(until), || {
-            let mut compared = Compared::new(at.writer, self.compare)?;
+            let mut compared = self.compared(at)?;
             let mut bytes = vec![0; PAGE_BYTES];
             Ok(move |piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
                 let pages = self.standing_still(at, piece, tally)?;
@@ -135,10 +145,15 @@ impl<'p> Pass<'p> {
                     at.ram.copy_page(page, &mut bytes);
                     sent += u64::from(sink.put(page, &bytes)?);
                 }
+                tally.bulk.fetch_add(pages.len() as u64 - sent, Ordering::Relaxed);
                 self.tell(at, piece);
                 Ok(sent)
             })
         })
+    }
+
+    fn compared<'c>(&'c self, at: &Capturing<'c, '_>) -> Result<Compared<'c, 'c>, CheckpointError> {
+        Compared::new(at.writer, self.compare, &self.away)
     }
 
     /// The pages of a piece that were not written since arming, nor claimed.
@@ -178,15 +193,25 @@ pub(crate) fn write_behind(
     let total = pages.len() as u64;
     let pieces = Pieces::new(PageRange::new(0, total), PIECE);
     let of = |piece: PageRange| &pages[piece.start.index()..piece.end.index()];
+    let done = AtomicU64::new(0);
+    let tell = |piece: PageRange| {
+        let before = done.fetch_add(piece.count(), Ordering::Relaxed);
+        observer.progress(before + piece.count(), total);
+    };
+    let narrowly = may_spread(at, &pieces).then(|| writer.narrowly());
     std::thread::scope(|scope| {
-        let spreads = scope.spawn(|| {
-            spread(at, &pieces, None, || {
-                Ok(|piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
-                    let mut sent = 0;
-                    for page in of(piece) {
-                        sent += u64::from(sink.put(*page, buffer.page(*page))?);
-                    }
-                    Ok(sent)
+        let spreads = narrowly.map(|narrowly| {
+            scope.spawn(|| {
+                let _narrowly = narrowly;
+                spread(at, &pieces, None, || {
+                    Ok(|piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
+                        let mut sent = 0;
+                        for page in of(piece) {
+                            sent += u64::from(sink.put(*page, buffer.page(*page))?);
+                        }
+                        tell(piece);
+                        Ok(sent)
+                    })
                 })
             })
         });
@@ -197,14 +222,16 @@ pub(crate) fn write_behind(
                     for page in of(piece) {
                         sink.put(*page, buffer.page(*page))?;
                     }
-                    observer.progress(piece.end.0, total);
+                    tell(piece);
                 }
                 sink.finish()?;
                 Ok(())
             };
             work().inspect_err(|_| pieces.stop())
         });
-        let spread = spreads.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let spread = spreads.map_or(Ok(()), |thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
         encoded.and(spread)
     })
 }

@@ -165,9 +165,6 @@ fn capture<'s>(
         writer.use_dirty_store(beside.store.clone())?;
     }
     let allowance = Allowance::new(options.dirty.as_ref().map_or(0, |it| it.spread_pages));
-    if !allowance.is_nothing() {
-        writer.wait_for_store();
-    }
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
         begin: writer.id().0.clone(),

@@ -6,6 +6,8 @@
 //! written after it was sent is in a later epoch's set: whatever is spread is in the store
 //! before an epoch begins, so that the newer version comes after it ([`crate::beside`]).
 //! What waits in the buffer after the pause is spread in the same way; nothing is newer.
+//! Meanwhile segments go to the main store one by one ([`dewar_image::ImageWriter::narrowly`]):
+//! who fills them must feel how slow it is, or he would take all the pieces.
 
 use crate::CheckpointError;
 use crate::bulk::Capturing;
@@ -14,6 +16,9 @@ use dewar_image::KeyedSink;
 use dewar_units::PageRange;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Pages that a thread spreads at a time: an epoch waits for it.
+const PIECE: u64 = 128;
 
 /// How many pages may still be spread, and how many were.
 #[derive(Debug)]
@@ -27,9 +32,9 @@ impl Allowance {
         Self { left: AtomicU64::new(pages), spread: AtomicU64::new(0) }
     }
 
-    /// Whether nothing is allowed.
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
+    /// Whether no more may be spread.
+    fn is_used_up(&self) -> bool {
+        self.left.load(Ordering::Relaxed) < PIECE
     }
 
     /// The pages that were spread.
@@ -37,21 +42,27 @@ impl Allowance {
         self.spread.load(Ordering::Relaxed)
     }
 
-    /// Sets so many aside for whoever asks, or none.
-    fn reserve(&self, pages: u64) -> bool {
-        let rest = |left: u64| left.checked_sub(pages);
+    /// Sets a piece's pages aside for whoever asks, or none.
+    fn reserve(&self) -> bool {
+        let rest = |left: u64| left.checked_sub(PIECE);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
     }
 
     /// Gives back what was reserved and not spread.
-    fn settle(&self, reserved: u64, spread: u64) {
-        self.left.fetch_add(reserved - spread, Ordering::Relaxed);
+    fn settle(&self, spread: u64) {
+        self.left.fetch_add(PIECE - spread, Ordering::Relaxed);
         self.spread.fetch_add(spread, Ordering::Relaxed);
     }
 }
 
-/// Spreads pieces from the end, on idle threads, until then or until none is left or
-/// allowed. `start` makes what puts a piece's pages for one thread, and says how many it put.
+/// Whether there is something to spread, and more may be.
+pub(crate) fn may_spread(at: &Capturing<'_, '_>, pieces: &Pieces) -> bool {
+    !at.allowance.is_used_up() && !pieces.is_empty()
+}
+
+/// Spreads pieces from the end, on idle threads, until then or while
+/// [`may_spread`]. `start` makes what puts a piece's pages for one thread, and says how many
+/// it put.
 pub(crate) fn spread<'c, P>(
     at: &Capturing<'c, '_>,
     pieces: &Pieces,
@@ -62,21 +73,18 @@ where
     P: FnMut(PageRange, &mut KeyedSink<'c, 'c>) -> Result<u64, CheckpointError>,
 {
     let allowance = at.allowance;
-    if allowance.is_nothing() {
-        return Ok(());
-    }
     let in_time = || until.is_none_or(|until| Instant::now() < until);
     at.workers.run_idle(|| {
         let work = || -> Result<(), CheckpointError> {
             let Some(mut sink) = at.writer.keyed_sink()? else { return Ok(()) };
             let mut put = start()?;
-            while in_time() && allowance.reserve(pieces.most()) {
-                let Some(piece) = pieces.take_last() else {
-                    allowance.settle(pieces.most(), 0);
+            while in_time() && allowance.reserve() {
+                let Some(piece) = pieces.take_last(PIECE) else {
+                    allowance.settle(0);
                     break;
                 };
                 let count = put(piece, &mut sink)?;
-                allowance.settle(pieces.most(), count);
+                allowance.settle(count);
             }
             sink.flush()?;
             Ok(())
@@ -91,13 +99,13 @@ mod tests {
 
     #[test]
     fn no_more_is_spread_than_allowed() {
-        let allowance = Allowance::new(1000);
-        assert!(allowance.reserve(512));
-        assert!(!allowance.reserve(512), "488 are left");
-        allowance.settle(512, 24);
-        assert!(allowance.reserve(512) && allowance.spread() == 24);
-        allowance.settle(512, 512);
-        assert!(!allowance.reserve(512), "464 are left");
-        assert_eq!(allowance.spread(), 536);
+        let allowance = Allowance::new(2 * PIECE - 1);
+        assert!(allowance.reserve() && !allowance.reserve(), "too few are left");
+        allowance.settle(PIECE - 1);
+        assert!(!allowance.is_used_up());
+        assert!(allowance.reserve());
+        allowance.settle(PIECE);
+        assert!(allowance.is_used_up() && !allowance.reserve());
+        assert_eq!(allowance.spread(), 2 * PIECE - 1);
     }
 }

@@ -23,14 +23,14 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Pieces of `most` pages: what is left over is in the last.
+    /// Pieces of `most` pages, the last perhaps of fewer.
     pub(crate) fn new(all: PageRange, most: u64) -> Self {
         Self { left: Mutex::new(all), most }
     }
 
-    /// The most pages of a piece.
-    pub(crate) fn most(&self) -> u64 {
-        self.most
+    /// Whether all were taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.left().is_empty()
     }
 
     /// The first of those left.
@@ -41,11 +41,12 @@ impl Pieces {
         (!piece.is_empty()).then_some(piece)
     }
 
-    /// The last of those left.
-    pub(crate) fn take_last(&self) -> Option<PageRange> {
+    /// A piece of at most so many pages from the end; none lies across the border of two
+    /// pieces from the front where these are multiples of it.
+    pub(crate) fn take_last(&self, most: u64) -> Option<PageRange> {
         let mut left = self.left();
-        let odd = left.count().checked_rem(self.most).unwrap_or(0);
-        let count = if odd == 0 { self.most } else { odd };
+        let odd = left.count() % most;
+        let count = if odd == 0 { most } else { odd };
         let from = left.end.0.saturating_sub(count);
         let piece = PageRange::new(from, left.end.0).intersect(&left);
         left.end = piece.start.min(left.end);
@@ -205,14 +206,16 @@ mod tests {
     #[test]
     fn pieces_are_taken_from_both_ends_until_they_meet() {
         let pieces = Pieces::new(PageRange::new(0, 1300), 512);
-        assert_eq!(pieces.take_last(), Some(PageRange::new(1024, 1300)), "a page-table node");
+        assert_eq!(pieces.take_last(128), Some(PageRange::new(1280, 1300)));
         assert_eq!(pieces.take(), Some(PageRange::new(0, 512)));
-        assert_eq!(pieces.take_last(), Some(PageRange::new(512, 1024)));
-        assert_eq!((pieces.take(), pieces.take_last()), (None, None));
+        assert_eq!(pieces.take_last(128), Some(PageRange::new(1152, 1280)));
+        assert_eq!(pieces.take(), Some(PageRange::new(512, 1024)));
+        assert!(!pieces.is_empty());
+        assert_eq!(pieces.take(), Some(PageRange::new(1024, 1152)));
+        assert_eq!((pieces.take(), pieces.take_last(128), pieces.is_empty()), (None, None, true));
         let pieces = Pieces::new(PageRange::new(0, 1300), 512);
         pieces.stop();
-        assert_eq!((pieces.take(), pieces.take_last()), (None, None));
-        assert_eq!(Pieces::new(PageRange::new(0, 0), 512).take_last(), None);
+        assert_eq!((pieces.take(), pieces.take_last(128), pieces.is_empty()), (None, None, true));
     }
 
     #[test]

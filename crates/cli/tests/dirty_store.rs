@@ -4,7 +4,7 @@
 mod common;
 
 use common::{HeldCheckpoint, assert_exact_with};
-use dewar_testkit::{Console, GuestSpec, Lab, RedisServer, TestGuest, kill, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, RedisServer, SmallDisk, TestGuest, kill, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::time::Duration;
@@ -83,6 +83,12 @@ fn what_stands_still_is_spread_over_two_stores() {
         guest.console.ask("verify").expect("consistent");
         lab.wait_for_memory("g");
     }
+
+    // A store that is full while segments go there one by one: nobody waits for the next.
+    let disk = SmallDisk::mount(&lab.path().join("small"), "24m").expect("tmpfs");
+    let small = format!("file:{}", disk.path().join("store").display());
+    let line = ["checkpoint", "g", "--store", &small, "--dirty-store", &url, "--spread", "4G"];
+    lab.dewar(&line).failed(1, &["No space left", "no checkpoint was made", "is running"]);
 
     // A server that dies or is full, or a command that does: nothing is left.
     let soon = format!("{url}?retry=500ms");

@@ -4,7 +4,7 @@ mod shared;
 use crate::aligned::AlignedBytes;
 use crate::dedup::{Dedup, Fingerprints};
 use crate::dirty::KeyedPages;
-use crate::flush::Flusher;
+use crate::flush::{Flusher, Gate};
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
 use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
@@ -360,12 +360,13 @@ impl<'s> ImageWriter<'s> {
         );
     }
 
-    /// Lets whoever fills segments wait while the store takes them, so that others can do
-    /// more meanwhile. To be said before the first sink is made.
-    pub fn wait_for_store(&mut self) {
-        let narrow = Flusher::start_narrow(&self.store.shared_backend());
-        let flusher = self.flusher.get_mut().unwrap_or_else(|locked| locked.into_inner());
-        *flusher = Some(narrow);
+    /// Until it is dropped segments go to the store one after the other, and none waits: who
+    /// fills them feels how slow it is.
+    pub fn narrowly(&self) -> Narrowly {
+        let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
+        let gate = flusher.as_ref().map(|flusher| flusher.queue().1);
+        gate.iter().for_each(|gate| gate.set_narrow(true));
+        Narrowly(gate)
     }
 
     /// Bounds how long what fails in the store is tried again, from now on.
@@ -404,10 +405,13 @@ impl<'s> ImageWriter<'s> {
     pub(crate) fn submit(&self, number: u64, bytes: AlignedBytes) -> Result<(), ImageError> {
         self.lock().stored_bytes += bytes.len() as u64;
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
-        let queue = flusher.as_ref().map(Flusher::queue);
+        let way = flusher.as_ref().map(Flusher::queue);
         drop(flusher);
-        if queue.is_some_and(|queue| queue.send((number, bytes)).is_ok()) {
-            return Ok(());
+        if let Some((queue, gate)) = way {
+            gate.pass();
+            if queue.send((number, bytes)).is_ok() {
+                return Ok(());
+            }
         }
         // The threads stopped at an error: fetch it, or tell again what another
         // thread fetched.
@@ -416,6 +420,16 @@ impl<'s> ImageWriter<'s> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+}
+
+/// Says that segments go one by one ([`ImageWriter::narrowly`]).
+#[must_use]
+pub struct Narrowly(Option<Arc<Gate>>);
+
+impl Drop for Narrowly {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gate| gate.set_narrow(false));
     }
 }
 
