@@ -41,10 +41,10 @@ pub struct Plan {
 
 fn main() -> Result<()> {
     let plan = plan()?;
-    let server = RedisServer::start(&["--save", ""])?;
-    let url = server.url();
     let mut columns = Vec::new();
     for name in METHODS.into_iter().filter(|name| plan.methods.iter().any(|it| it == name)) {
+        let server = RedisServer::start(&["--save", ""])?;
+        let url = server.url();
         let lab = Lab::new(&plan.dewar)?;
         let disk = SlowDisk::new(lab.path(), 24, plan.speed)?;
         let mut method: Box<dyn Method> = match name {
@@ -104,6 +104,7 @@ fn plan() -> Result<Plan> {
             _ => anyhow::bail!(usage),
         }
     }
-    ensure!(!plan.sections.is_empty(), usage);
+    let is_known = |name: &String| METHODS.contains(&name.as_str());
+    ensure!(!plan.sections.is_empty() && plan.methods.iter().all(is_known), usage);
     Ok(plan)
 }
