@@ -129,3 +129,51 @@ pub(crate) trait Held: fmt::Debug + Send + Sync {
     /// Removes the object and lets go.
     fn remove(self: Box<Self>) -> Result<(), ImageError>;
 }
+
+/// A page in its leaf node, below 512.
+pub(crate) type Slot = u16;
+
+/// A place that keeps pages one by one, each over its last version: a dirty store. An *owner*
+/// is an image; its pages lie by the leaf nodes of its page table. Tries again as a [`Backend`]
+/// does.
+pub(crate) trait PagePlace: fmt::Debug + Send + Sync {
+    /// What people call it, without anything secret.
+    fn url(&self) -> &str;
+
+    /// Says that `owner`, whose guest has so many leaf nodes, will put pages.
+    fn begin_pages(&self, owner: &str, leaves: u64) -> Result<(), ImageError>;
+
+    /// Puts pages over those that were there. On return whoever asks gets them.
+    fn put_pages(
+        &self,
+        owner: &str,
+        leaf: u64,
+        pages: &[(Slot, Vec<u8>)],
+    ) -> Result<(), ImageError>;
+
+    /// Pages as they were put last; `None` for those that are not there.
+    fn get_pages(
+        &self,
+        owner: &str,
+        leaf: u64,
+        slots: &[Slot],
+    ) -> Result<Vec<Option<Vec<u8>>>, ImageError>;
+
+    /// The first `bytes` bytes of pages as they were put last.
+    fn page_heads(
+        &self,
+        owner: &str,
+        leaf: u64,
+        slots: &[Slot],
+        bytes: usize,
+    ) -> Result<Vec<Option<Vec<u8>>>, ImageError>;
+
+    /// Forgets pages.
+    fn forget_pages(&self, owner: &str, leaf: u64, slots: &[Slot]) -> Result<(), ImageError>;
+
+    /// Removes all that an owner put; one that is not there is as good.
+    fn remove_pages(&self, owner: &str) -> Result<(), ImageError>;
+
+    /// All who put pages.
+    fn owners(&self) -> Result<Vec<String>, ImageError>;
+}

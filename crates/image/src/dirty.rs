@@ -12,9 +12,10 @@
 //! the last (a server that came back from an older snapshot, a command that arrived
 //! late) is known. `docs/image-format.md` gives the bytes.
 
+use crate::backend::{PagePlace, Slot};
 use crate::entry::SEAL_MASK;
 use crate::location::Location;
-use crate::redis::{Redis, Slot};
+use crate::redis::Redis;
 use crate::table::ENTRIES_PER_NODE;
 use crate::{Entry, ImageError, ImageId, ImageWriter, KeyedAddress};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec, PageKind, classify};
@@ -43,7 +44,7 @@ pub struct KeyedSource {
 /// A store that can keep pages one by one.
 #[derive(Debug, Clone)]
 pub struct DirtyStore {
-    redis: Arc<Redis>,
+    place: Arc<dyn PagePlace>,
 }
 
 impl DirtyStore {
@@ -59,25 +60,25 @@ impl DirtyStore {
         };
         let redis = Redis::connect(place)?;
         redis.require_no_eviction()?;
-        Ok(Self { redis: Arc::new(redis) })
+        Ok(Self { place: Arc::new(redis) })
     }
 
     /// What it is called, without anything secret.
     pub fn url(&self) -> &str {
-        self.redis.name()
+        self.place.url()
     }
 }
 
 /// The pages of one image in a dirty store.
 #[derive(Debug)]
 pub(crate) struct KeyedPages {
-    redis: Arc<Redis>,
+    place: Arc<dyn PagePlace>,
     owner: String,
 }
 
 impl KeyedPages {
     pub(crate) fn new(store: DirtyStore, store_id: &str, image: &ImageId) -> Self {
-        Self { redis: store.redis, owner: owner(store_id, image) }
+        Self { place: store.place, owner: owner(store_id, image) }
     }
 
     /// `patience` bounds how long is tried again what fails.
@@ -86,16 +87,16 @@ impl KeyedPages {
         store_id: &str,
         patience: Duration,
     ) -> Result<Self, ImageError> {
-        let redis = Arc::new(connect(&source.store, patience)?);
-        Ok(Self { redis, owner: owner(store_id, &source.image) })
+        let place = connect(&source.store, patience)?;
+        Ok(Self { place, owner: owner(store_id, &source.image) })
     }
 
     pub(crate) fn source(&self, image: &ImageId) -> KeyedSource {
-        KeyedSource { store: self.redis.name().to_owned(), image: image.clone() }
+        KeyedSource { store: self.place.url().to_owned(), image: image.clone() }
     }
 
     pub(crate) fn begin(&self, pages: u64) -> Result<(), ImageError> {
-        self.redis.begin_pages(&self.owner, pages.div_ceil(LEAF_PAGES))
+        self.place.begin_pages(&self.owner, pages.div_ceil(LEAF_PAGES))
     }
 
     /// Reads pages, in ascending order of their numbers, one after the other
@@ -111,7 +112,7 @@ impl KeyedPages {
         let by_leaf = pages.chunk_by(|(a, _), (b, _)| leaf(*a) == leaf(*b));
         for group in by_leaf.flat_map(|it| it.chunks(BATCH)) {
             let slots: Vec<Slot> = group.iter().map(|(page, _)| slot(*page)).collect();
-            let values = self.redis.get_pages(&self.owner, leaf(group[0].0), &slots)?;
+            let values = self.place.get_pages(&self.owner, leaf(group[0].0), &slots)?;
             for ((page, seal), value) in group.iter().zip(values) {
                 let damaged = |problem: &str| ImageError::damaged(self.place(*page), problem);
                 let value = value.ok_or_else(|| damaged("it is not there any more"))?;
@@ -130,7 +131,7 @@ impl KeyedPages {
         for group in pages.chunk_by(|(a, _), (b, _)| leaf(*a) == leaf(*b)) {
             let slots: Vec<Slot> = group.iter().map(|(page, _)| slot(*page)).collect();
             let heads =
-                self.redis.page_heads(&self.owner, leaf(group[0].0), &slots, HEADER_BYTES)?;
+                self.place.page_heads(&self.owner, leaf(group[0].0), &slots, HEADER_BYTES)?;
             let found = heads.iter().map(|head| {
                 let checksum = head.as_ref()?.get(CHECKSUM_AT..HEADER_BYTES)?;
                 Some(seal(u128::from_le_bytes(checksum.try_into().ok()?)))
@@ -146,20 +147,20 @@ impl KeyedPages {
 
     /// A page as it is told of.
     fn place(&self, page: PageNumber) -> String {
-        format!("page {page} ({} of {})", self.owner, self.redis.name())
+        format!("page {page} ({} of {})", self.owner, self.place.url())
     }
 
     /// Forgets pages, in ascending order of their numbers.
     pub(crate) fn forget(&self, pages: &[PageNumber]) -> Result<(), ImageError> {
         for group in pages.chunk_by(|a, b| leaf(*a) == leaf(*b)) {
             let slots: Vec<Slot> = group.iter().map(|page| slot(*page)).collect();
-            self.redis.forget_pages(&self.owner, leaf(group[0]), &slots)?;
+            self.place.forget_pages(&self.owner, leaf(group[0]), &slots)?;
         }
         Ok(())
     }
 
     pub(crate) fn remove_all(&self) -> Result<(), ImageError> {
-        self.redis.remove_pages(&self.owner)
+        self.place.remove_pages(&self.owner)
     }
 
     /// A page's value and its seal.
@@ -267,8 +268,8 @@ impl<'w, 's> KeyedSink<'w, 's> {
         if self.batch.is_empty() {
             return Ok(());
         }
-        let redis = &self.pages.redis;
-        redis.put_pages(&self.pages.owner, self.leaf, &self.batch)?;
+        let place = &self.pages.place;
+        place.put_pages(&self.pages.owner, self.leaf, &self.batch)?;
         let mut numbers = Vec::with_capacity(self.batch.len());
         for ((slot, _), seal) in self.batch.iter().zip(&self.seals) {
             let page = PageNumber(self.leaf * LEAF_PAGES + u64::from(*slot));
@@ -330,11 +331,11 @@ pub(crate) fn require(url: &str) -> Result<(), ImageError> {
     connect(url, Duration::MAX).map(drop)
 }
 
-fn connect(url: &str, patience: Duration) -> Result<Redis, ImageError> {
+fn connect(url: &str, patience: Duration) -> Result<Arc<dyn PagePlace>, ImageError> {
     match Location::parse(url)? {
         Location::Redis(mut place) => {
             place.retry = place.retry.min(patience);
-            Redis::connect(&place)
+            Ok(Arc::new(Redis::connect(&place)?))
         }
         Location::Folder(_) => {
             let problem = "it is no dirty store".to_owned();

@@ -32,8 +32,6 @@ use redis::{Cmd, FromRedisValue, Script, cmd};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use pages::Slot;
-
 /// A connection to a store in Redis.
 #[derive(Debug)]
 pub(crate) struct Redis {

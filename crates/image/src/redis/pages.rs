@@ -10,24 +10,24 @@
 
 use super::Redis;
 use crate::ImageError;
+use crate::backend::{PagePlace, Slot};
 use redis::{Script, cmd};
 
 /// Keys that one command removes, at most.
 const KEYS_AT_A_TIME: usize = 512;
 
-/// A page in its leaf node, below 512.
-pub(crate) type Slot = u16;
+impl PagePlace for Redis {
+    fn url(&self) -> &str {
+        self.shared.pool.url()
+    }
 
-impl Redis {
-    /// Says that `owner`, whose guest has so many leaf nodes, will put pages.
-    pub(crate) fn begin_pages(&self, owner: &str, leaves: u64) -> Result<(), ImageError> {
+    fn begin_pages(&self, owner: &str, leaves: u64) -> Result<(), ImageError> {
         let mut note = cmd("HSET");
         note.arg(self.shared.index("pages/")).arg(owner).arg(leaves);
         self.shared.ask("write", "pages", &note)
     }
 
-    /// Puts pages over those that were there.
-    pub(crate) fn put_pages(
+    fn put_pages(
         &self,
         owner: &str,
         leaf: u64,
@@ -41,8 +41,7 @@ impl Redis {
         self.shared.ask("write", "pages", &set)
     }
 
-    /// Pages as they were put last; `None` for those that are not there.
-    pub(crate) fn get_pages(
+    fn get_pages(
         &self,
         owner: &str,
         leaf: u64,
@@ -53,8 +52,7 @@ impl Redis {
         self.shared.ask("read", "pages", &get)
     }
 
-    /// The first `bytes` bytes of pages as they were put last.
-    pub(crate) fn page_heads(
+    fn page_heads(
         &self,
         owner: &str,
         leaf: u64,
@@ -74,20 +72,13 @@ impl Redis {
         self.shared.pool.run("read", "pages", |connection| call.invoke(connection))
     }
 
-    /// Forgets pages.
-    pub(crate) fn forget_pages(
-        &self,
-        owner: &str,
-        leaf: u64,
-        slots: &[Slot],
-    ) -> Result<(), ImageError> {
+    fn forget_pages(&self, owner: &str, leaf: u64, slots: &[Slot]) -> Result<(), ImageError> {
         let mut forget = cmd("HDEL");
         forget.arg(self.leaf_key(owner, leaf)).arg(slots);
         self.shared.ask("remove", "pages", &forget)
     }
 
-    /// Removes all that an owner put; one that is not there is as good.
-    pub(crate) fn remove_pages(&self, owner: &str) -> Result<(), ImageError> {
+    fn remove_pages(&self, owner: &str) -> Result<(), ImageError> {
         let index = self.shared.index("pages/");
         let mut size = cmd("HGET");
         size.arg(&index).arg(owner);
@@ -104,17 +95,14 @@ impl Redis {
         self.shared.ask("remove", "pages", &forget)
     }
 
-    /// All who put pages.
-    pub(crate) fn owners(&self) -> Result<Vec<String>, ImageError> {
+    fn owners(&self) -> Result<Vec<String>, ImageError> {
         let mut keys = cmd("HKEYS");
         keys.arg(self.shared.index("pages/"));
         self.shared.ask("list", "pages", &keys)
     }
+}
 
-    pub(crate) fn name(&self) -> &str {
-        self.shared.pool.url()
-    }
-
+impl Redis {
     fn leaf_key(&self, owner: &str, leaf: u64) -> String {
         format!("{}:pages/{owner}/{leaf:08x}", self.shared.prefix)
     }
