@@ -203,8 +203,9 @@ impl Object for OpenFile {
     }
 
     fn read_ahead(&self) {
-        // Advice: without it, reading is as right.
-        let _ = fadvise(&self.file, 0, None, Advice::WillNeed);
+        // Advice: without it, reading is as right. Not `WillNeed`, which has the whole file
+        // read here and now, by single pages: with it half as much comes out of a fast disk.
+        let _ = fadvise(&self.file, 0, None, Advice::Sequential);
     }
 }
 
