@@ -32,6 +32,9 @@ const TICK_MS: u32 = 50;
 const AROUND: u64 = 256;
 /// Pages that a background worker takes at a time.
 const PIECE: u64 = 1024;
+/// Hot pages that one takes at a time: few, so that none goes on with the rest while
+/// another has many of them before it.
+const HOT_PIECE: u64 = 128;
 /// Pause before a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -279,7 +282,7 @@ impl<'a> PageServer<'a> {
 
     fn fill_background(&self) {
         let hot = hot_pages(self.image).unwrap_or_default();
-        let hottest = Pieces::new(PageRange::new(0, hot.len() as u64), PIECE);
+        let hottest = Pieces::new(PageRange::new(0, hot.len() as u64), HOT_PIECE);
         let rest = PageRange::new(0, self.entries.len() as u64);
         let mut first = true;
         while !self.stopped() && self.lock().left > 0 {
