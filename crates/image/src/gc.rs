@@ -28,7 +28,8 @@ use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
 use crate::store::segment_name;
 use crate::{Entry, ImageError, ImageId, KeyedSource, Place, Store, dirty, lease};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 const FOLDER: &str = "segments";
 const DISKS: &str = "disks";
@@ -193,7 +194,7 @@ struct Needed {
     /// Objects that a disk copy lies in.
     disks: HashSet<String>,
     /// Frames that a page, a node or a blob lies in.
-    frames: HashMap<u64, HashSet<u16>>,
+    frames: FxHashMap<u64, FrameSet>,
     /// How many images were read.
     images: u64,
 }
@@ -204,7 +205,7 @@ impl Needed {
         let ids = store.ids()?;
         // Images share nodes: each is read once, so that a chain takes no longer than its
         // images each by itself.
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         needed.images = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
             progress(done as u64, ids.len() as u64);
@@ -251,17 +252,36 @@ impl Needed {
     }
 }
 
+/// Frames of a segment.
+#[derive(Default)]
+struct FrameSet(Vec<u64>);
+
+impl FrameSet {
+    fn insert(&mut self, frame: u16) {
+        let word = usize::from(frame) / 64;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (frame % 64);
+    }
+
+    fn contains(&self, frame: u16) -> bool {
+        let word = self.0.get(usize::from(frame) / 64);
+        word.is_some_and(|word| word & (1 << (frame % 64)) != 0)
+    }
+}
+
 /// Drops the frames of a segment that are not `kept`, where they are more than
 /// half of it. Returns the bytes that this frees.
 fn compact(
     store: &Store,
     number: u64,
     bytes: u64,
-    kept: Option<&HashSet<u16>>,
+    kept: Option<&FrameSet>,
     dry_run: bool,
 ) -> Result<Option<u64>, ImageError> {
     let segment = store.segment(number)?;
-    let is_kept = |frame: u16| kept.is_some_and(|kept| kept.contains(&frame));
+    let is_kept = |frame: u16| kept.is_some_and(|kept| kept.contains(frame));
     let kept_bytes: u64 =
         (0..segment.frames()).filter(|it| is_kept(*it)).map(|it| segment.frame_bytes(it)).sum();
     let all_bytes: u64 = (0..segment.frames()).map(|it| segment.frame_bytes(it)).sum();

@@ -6,7 +6,8 @@ use crate::table::{self, Table};
 use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -125,7 +126,7 @@ impl ImageReader {
     /// what is below nodes that were `seen`.
     pub(crate) fn visit_entries(
         &self,
-        seen: &mut HashSet<(u32, Entry)>,
+        seen: &mut FxHashSet<(u32, Entry)>,
         visit: impl FnMut(&[Entry]),
     ) -> Result<(), ImageError> {
         self.refuse_too_large()?;

@@ -3,7 +3,7 @@
 
 use crate::{Entry, ImageError};
 use dewar_units::PAGE_BYTES;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// Entries in a node, which is one page.
 pub const ENTRIES_PER_NODE: usize = 512;
@@ -147,7 +147,7 @@ pub(crate) fn read(
 pub(crate) fn visit(
     root: Entry,
     pages: u64,
-    seen: &mut HashSet<(u32, Entry)>,
+    seen: &mut FxHashSet<(u32, Entry)>,
     mut get: impl FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError>,
     mut visit: impl FnMut(&[Entry]),
 ) -> Result<(), ImageError> {
@@ -180,6 +180,7 @@ mod tests {
     use super::*;
     use crate::PageAddress;
     use proptest::prelude::*;
+    use std::collections::HashSet;
 
     fn round_trip(entries: &[Entry]) -> (Vec<Entry>, usize) {
         let mut nodes: Vec<Vec<u8>> = Vec::new();
@@ -273,7 +274,7 @@ mod tests {
             parent = Some(read(root, entries.len() as u64, get).expect("read"));
             roots.push(root);
         }
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         let mut told = Vec::new();
         for root in roots {
             let (mut read, mut all) = (0, HashSet::new());
