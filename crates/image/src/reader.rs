@@ -27,6 +27,8 @@ pub struct ImageReader {
     segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
     /// Dirty stores that were needed so far.
     keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
+    /// The page table, where it was read before it is needed.
+    table: Mutex<Option<Table>>,
     /// How long what fails in a dirty store is tried again.
     patience: Mutex<Duration>,
     /// While it is held the image cannot be deleted.
@@ -76,6 +78,7 @@ impl ImageReader {
             record,
             segments: Mutex::default(),
             keyed: Mutex::default(),
+            table: Mutex::default(),
             patience: Mutex::new(Duration::MAX),
             hold,
         }
@@ -103,8 +106,26 @@ impl ImageReader {
         Ok(self.table()?.into_entries())
     }
 
+    /// Reads the page table now, for whoever asks for it next.
+    ///
+    /// # Errors
+    /// Where a node is damaged.
+    pub fn read_table_ahead(&self) -> Result<(), ImageError> {
+        let table = self.table()?;
+        *self.table_ahead() = Some(table);
+        Ok(())
+    }
+
+    fn table_ahead(&self) -> MutexGuard<'_, Option<Table>> {
+        self.table.lock().unwrap_or_else(|locked| locked.into_inner())
+    }
+
     /// The page table with the nodes above it.
     pub(crate) fn table(&self) -> Result<Table, ImageError> {
+        let ahead = self.table_ahead().take();
+        if let Some(table) = ahead {
+            return Ok(table);
+        }
         self.refuse_too_large()?;
         let memory = &self.record.memory;
         table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))

@@ -146,7 +146,12 @@ pub fn take(
         machine,
         scratch: folder.make_scratch()?,
     };
-    guard(guest)?;
+    std::thread::scope(|scope| {
+        // The guardian takes as long to start as the table to be read. A damaged one is
+        // told of by who needs it.
+        scope.spawn(|| base.as_ref().map(|(image, _)| image.read_table_ahead()));
+        guard(guest)
+    })?;
     progress.stage("guarded");
     if let Some(tracking) = tracking {
         tracking.strike_out(folder)?;
