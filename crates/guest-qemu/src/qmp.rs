@@ -9,6 +9,7 @@ use rustix::net::{
     SocketFlags, SocketType, connect, sendmsg, socket_with,
 };
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -64,6 +65,9 @@ pub struct Qmp {
     received: Vec<u8>,
     next_id: u64,
     resumes: u64,
+    /// Kinds of devices that have no option ROM, such as vCPUs, of which there may be
+    /// hundreds: that does not change.
+    without_rom: HashSet<String>,
 }
 
 impl Qmp {
@@ -113,7 +117,7 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        Self { stream, received: Vec::new(), next_id: 1, resumes: 0 }
+        Self { stream, received: Vec::new(), next_id: 1, resumes: 0, without_rom: HashSet::new() }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -152,6 +156,16 @@ impl Qmp {
     /// last answered us.
     pub(crate) fn resumes(&self) -> u64 {
         self.resumes
+    }
+
+    /// Whether it is known that devices of a kind have no option ROM.
+    pub(crate) fn has_no_rom(&self, kind: &str) -> bool {
+        self.without_rom.contains(kind)
+    }
+
+    /// Notes that they have none.
+    pub(crate) fn note_no_rom(&mut self, kind: &str) {
+        self.without_rom.insert(kind.to_owned());
     }
 
     /// Runs a command that takes a file descriptor.

@@ -10,7 +10,7 @@
 
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// Where QEMU has devices: those with a name, those without, and its own.
 const PLACES: [&str; 3] = ["/machine/peripheral", "/machine/peripheral-anon", OWN];
@@ -37,18 +37,16 @@ pub(super) fn keep_rom_sizes(qmp: &mut Qmp, line: &mut Vec<String>) -> Result<()
 /// The kinds of devices that have ROMs, and all sizes of them.
 fn rom_sizes(qmp: &mut Qmp) -> Result<BTreeMap<String, Vec<u64>>, QmpError> {
     let mut found = BTreeMap::<String, Vec<u64>>::new();
-    // Kinds without one, such as vCPUs, of which there may be hundreds.
-    let mut without = HashSet::new();
     for place in PLACES {
         let children = ask(qmp, "qom-list", json!({"path": place}))?;
         for child in children.as_array().into_iter().flatten() {
             let (Some(name), Some(kind)) = (child["name"].as_str(), kind(child)) else { continue };
-            if without.contains(kind) {
+            if qmp.has_no_rom(kind) {
                 continue;
             }
             let get = json!({"path": format!("{place}/{name}"), "property": "romsize"});
             let Some(size) = ask(qmp, "qom-get", get)?.as_u64() else {
-                without.insert(kind.to_owned());
+                qmp.note_no_rom(kind);
                 continue;
             };
             let sizes = found.entry(kind.to_owned()).or_default();
