@@ -24,6 +24,8 @@ const STOPPED_PATIENCE: Duration = Duration::from_secs(2);
 const STUBBORN_EPOCHS: usize = 4;
 /// Epochs whose pages a lazy restore brings first.
 const HOT_EPOCHS: usize = 4;
+/// Pages for which the pause finds room, at least: setting it aside takes time too.
+const LEAST_ASIDE: usize = 2048;
 /// Most of such pages: the list is read before the guest runs.
 const MOST_HOT: usize = 1 << 16;
 
@@ -214,7 +216,7 @@ pub(crate) fn run<'t>(
             }
             if !flushed {
                 // The pause must neither wait for the disk nor for fresh memory.
-                captures.buffer.set_aside(2 * count as usize + 4096);
+                captures.buffer.set_aside(2 * count as usize + LEAST_ASIDE);
                 guest.flush()?;
                 observer.step(Step::Flushed);
                 flushed = true;
