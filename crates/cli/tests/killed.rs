@@ -218,6 +218,8 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(tools.join("qemu-img"), mode).expect("mode");
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").expect("PATH"));
+    // The disks of a guest that stands still are copied by qemu-img.
+    scene.qmp().execute("stop", json!({})).expect("stop");
     let mut child =
         scene.lab.command(&["checkpoint", "tool"]).env("PATH", path).spawn().expect("dewar");
     wait_until("the tool", Duration::from_secs(20), || began.exists());
@@ -228,6 +230,7 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
     wait_until("the guardian's end", Duration::from_secs(20), || {
         scene.lab.dewar(&["ps"]).json()["guests"][0]["state"] != "busy"
     });
+    scene.qmp().execute("cont", json!({})).expect("cont");
     scene.assert_as_before("dewar killed beside a slow qemu-img", &before);
     scene.assert_works();
 }
@@ -304,6 +307,23 @@ fn qemu_pid(lab: &Lab, name: &str) -> i32 {
     let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
     let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
     record["process"]["pid"].as_i64().expect("pid") as i32
+}
+
+/// QEMU dies while it makes an overlay, which is no use to anybody then.
+#[test]
+fn an_overlay_that_was_half_made_is_removed() {
+    let scene = Scene::new("half");
+    let held = HeldCheckpoint::at(&scene.lab, "half", "prepared");
+    let overlay = scene.guest.folder.join("disk0.qcow2.dewar-overlay");
+    let pid = qemu_pid(&scene.lab, "half");
+    kill(held.guardian().expect("guardian"), Signal::KILL);
+    kill(pid, Signal::KILL);
+    held.kill();
+    wait_while_alive(pid);
+    let made = std::fs::read(&overlay).expect("the overlay");
+    std::fs::write(&overlay, &made[..50]).expect("write");
+    assert_eq!(scene.lab.ps("half").expect("listed")["state"], "ended");
+    assert!(!overlay.exists() && scene.guest.folder.join("disk0.qcow2").exists());
 }
 
 #[test]

@@ -18,15 +18,18 @@
 //! while the journal is written. [`settle`] goes from any of these states to
 //! the end; it is what the ordinary way and every recovery call.
 
+mod copy;
+
+pub(crate) use copy::{abandon_copy, copy, copy_offline};
+
 use crate::bitmaps;
 use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qemu_img::{self, STDIN, create_private};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestFolder, RegistryError};
-use dewar_guest::DiskPlace;
 use serde_json::{Value, json};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +37,8 @@ use std::time::Duration;
 
 /// Marks the fd sets that are ours.
 const OPAQUE: &str = "dewar";
+/// The node and the job that make a file; one is made at a time.
+const MAKING: &str = "dewar-new";
 const POLL: Duration = Duration::from_millis(2);
 
 /// What can go wrong with a disk.
@@ -71,10 +76,6 @@ pub(crate) fn overlay_node(index: usize) -> String {
     format!("dewar-overlay-{index}")
 }
 
-fn copy_node(index: usize) -> String {
-    format!("dewar-copy-{index}")
-}
-
 /// Where a disk's overlay goes: beside the disk, where the guest's writes
 /// have their room anyway; into the guest's folder where the disk is no file.
 pub(crate) fn overlay_path(disk: &Disk, index: usize, cwd: &Path, folder: &GuestFolder) -> PathBuf {
@@ -96,8 +97,9 @@ pub(crate) fn prepare(
     overlay: &Path,
     cwd: &Path,
 ) -> Result<(), DiskError> {
-    create_overlay(overlay, &absolute(&disk.file, cwd), &disk.format, disk.info.virtual_bytes)?;
-    let file = hand_over(qmp, overlay, disk.direct)?;
+    let own = absolute(&disk.file, cwd);
+    let below = Some((own.as_str(), disk.format.as_str()));
+    let file = make_qcow2(qmp, overlay, below, disk.info.virtual_bytes, disk.direct)?;
     let arguments = json!({
         "driver": "qcow2",
         "node-name": overlay_node(index),
@@ -110,7 +112,37 @@ pub(crate) fn prepare(
     Ok(())
 }
 
-/// Makes an empty qcow2 file over `base`.
+/// Has QEMU make an empty qcow2 file, over a file of that name and format; returns the name
+/// under which QEMU opens it, as [`hand_over`]. Starting `qemu-img` would take longer.
+fn make_qcow2(
+    qmp: &mut Qmp,
+    path: &Path,
+    below: Option<(&str, &str)>,
+    virtual_bytes: u64,
+    direct: bool,
+) -> Result<String, DiskError> {
+    create_private(path)?;
+    let file = hand_over(qmp, path, direct)?;
+    let node = json!({"driver": "file", "node-name": MAKING, "filename": file});
+    qmp.execute("blockdev-add", node)?;
+    let mut options = json!({"driver": "qcow2", "file": MAKING, "size": virtual_bytes});
+    if let Some((name, format)) = below {
+        options["backing-file"] = name.into();
+        options["backing-fmt"] = format.into();
+    }
+    qmp.execute("blockdev-create", json!({"job-id": MAKING, "options": options}))?;
+    await_job(qmp, MAKING)?;
+    qmp.execute("blockdev-del", json!({"node-name": MAKING}))?;
+    Ok(file)
+}
+
+/// Ends the making of a file that nobody waits for any more.
+pub(crate) fn abandon_making(qmp: &mut Qmp) -> Result<(), DiskError> {
+    abandon_job(qmp, MAKING)?;
+    delete_node(qmp, MAKING)
+}
+
+/// Makes an empty qcow2 file over `base`, of a guest that has no QEMU yet.
 ///
 /// # Errors
 /// Where the file exists, or `qemu-img` fails.
@@ -141,77 +173,6 @@ pub(crate) fn snapshot_actions(journal: &Journal, image: &str) -> Value {
             [bitmaps::begin_action(&disk.node, image), snapshot(index, &disk.node)]
         })
         .collect()
-}
-
-/// Copies a frozen disk to a new qcow2 file, sparsely, and to disk; where the
-/// file stands on another, only what was written since image `since`.
-pub(crate) fn copy(
-    qmp: &mut Qmp,
-    disk: &Disk,
-    index: usize,
-    target: &DiskPlace,
-    since: Option<&str>,
-) -> Result<(), DiskError> {
-    let since = since.zip(target.below.as_deref());
-    let path = &target.path;
-    match since {
-        Some((_, below)) => create_overlay(path, below, "qcow2", disk.info.virtual_bytes)?,
-        None => {
-            let size = disk.info.virtual_bytes.to_string();
-            let line = ["create", "-q", "-f", "qcow2", STDIN, &size];
-            qemu_img::run(Some(create_private(path)?), &line)?;
-        }
-    }
-    let file = hand_over(qmp, path, false)?;
-    let node = copy_node(index);
-    let mut arguments = json!({
-        "driver": "qcow2", "node-name": node, "file": {"driver": "file", "filename": file},
-    });
-    if since.is_some() {
-        // Zeros must be noted: they hide what the file below has there.
-        arguments["backing"] = Value::Null;
-    } else {
-        arguments["discard"] = "unmap".into();
-        arguments["detect-zeroes"] = "unmap".into();
-    }
-    qmp.execute("blockdev-add", arguments)?;
-    let job = backup_job(index);
-    let mut arguments = json!({
-        "job-id": job, "device": disk.node, "target": node, "sync": "full",
-        "auto-dismiss": false,
-    });
-    if let Some((image, _)) = since {
-        arguments["sync"] = "bitmap".into();
-        arguments["bitmap"] = bitmaps::name(image).into();
-        arguments["bitmap-mode"] = "never".into();
-    }
-    qmp.execute("blockdev-backup", arguments)?;
-    while let Some(state) = job_state(qmp, &job)? {
-        match state.status.as_str() {
-            "concluded" => {
-                qmp.execute("job-dismiss", json!({"id": job}))?;
-                state.error.map_or(Ok(()), |error| Err(DiskError::Job(job.clone(), error)))?;
-            }
-            _ => std::thread::sleep(POLL),
-        }
-    }
-    qmp.execute("blockdev-del", json!({"node-name": node}))?;
-    sync(path)
-}
-
-/// Copies a disk of a guest that is paused and has given its files up.
-pub(crate) fn copy_offline(disk: &Disk, target: &Path, cwd: &Path) -> Result<(), DiskError> {
-    let made = create_private(target)?;
-    let source = absolute(&disk.file, cwd);
-    let line = ["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, STDIN];
-    qemu_img::run(Some(made), &line)?;
-    sync(target)
-}
-
-fn sync(target: &Path) -> Result<(), DiskError> {
-    File::open(target)
-        .and_then(|file| file.sync_all())
-        .map_err(|error| DiskError::File(format!("cannot sync {}", target.display()), error))
 }
 
 /// Brings a disk from wherever it is to its own file, and removes the overlay.
@@ -289,24 +250,6 @@ pub(crate) fn settle(
     remove_file(&journal.disks[index].overlay)
 }
 
-/// Ends a copy that nobody waits for any more.
-pub(crate) fn abandon_copy(qmp: &mut Qmp, index: usize) -> Result<(), DiskError> {
-    let job = backup_job(index);
-    let mut asked = false;
-    while let Some(state) = job_state(qmp, &job)? {
-        match state.status.as_str() {
-            "concluded" => drop(qmp.execute("job-dismiss", json!({"id": job}))?),
-            _ if !asked => {
-                asked = true;
-                // Refused where it concludes this very moment.
-                let _ = qmp.execute("job-cancel", json!({"id": job}));
-            }
-            _ => std::thread::sleep(POLL),
-        }
-    }
-    delete_node(qmp, &copy_node(index))
-}
-
 /// With QEMU gone: writes the overlay back into the guest's own file.
 pub(crate) fn settle_offline(
     folder: &GuestFolder,
@@ -314,8 +257,8 @@ pub(crate) fn settle_offline(
     index: usize,
 ) -> Result<(), DiskError> {
     let JournaledDisk { overlay, current, kept, .. } = journal.disks[index].clone();
-    // One without content was never finished, so never used.
-    let used = fs::metadata(&overlay).is_ok_and(|data| data.len() > 0);
+    // It is used once the guest is about to be stopped; before, it may be half made.
+    let used = journal.stopping && fs::metadata(&overlay).is_ok_and(|data| data.len() > 0);
     if current == Current::Overlay && used {
         if let Some(kept) = kept {
             if !kept.is_as_it_was() {
@@ -386,8 +329,35 @@ fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
     }))
 }
 
-fn backup_job(index: usize) -> String {
-    format!("dewar-backup-{index}")
+/// Waits for a job to conclude, and dismisses it.
+fn await_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
+    while let Some(state) = job_state(qmp, id)? {
+        match state.status.as_str() {
+            "concluded" => {
+                qmp.execute("job-dismiss", json!({"id": id}))?;
+                state.error.map_or(Ok(()), |error| Err(DiskError::Job(id.to_owned(), error)))?;
+            }
+            _ => std::thread::sleep(POLL),
+        }
+    }
+    Ok(())
+}
+
+/// Ends a job, if there is one.
+fn abandon_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
+    let mut asked = false;
+    while let Some(state) = job_state(qmp, id)? {
+        match state.status.as_str() {
+            "concluded" => drop(qmp.execute("job-dismiss", json!({"id": id}))?),
+            _ if !asked => {
+                asked = true;
+                // Refused where it concludes this very moment.
+                let _ = qmp.execute("job-cancel", json!({"id": id}));
+            }
+            _ => std::thread::sleep(POLL),
+        }
+    }
+    Ok(())
 }
 
 /// Whether an overlay has what its disk has not: while a device is attached to it, and

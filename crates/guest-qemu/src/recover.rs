@@ -51,6 +51,7 @@ pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError>
     }
     resume(qmp, &journal)?;
     restore_settings(qmp, &journal)?;
+    disks::abandon_making(qmp)?;
     for index in 0..journal.disks.len() {
         disks::abandon_copy(qmp, index)?;
         disks::settle(qmp, folder, &mut journal, index)?;
