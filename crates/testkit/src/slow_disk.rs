@@ -9,6 +9,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct SlowDisk {
     daemon: Child,
+    export: PathBuf,
     mount: PathBuf,
 }
 
@@ -45,12 +46,12 @@ impl SlowDisk {
             .stdout(Stdio::null())
             .spawn()
             .context("qemu-storage-daemon")?;
-        let this = Self { daemon, mount };
+        let this = Self { daemon, export, mount };
         wait_until("the export", Duration::from_secs(10), || {
-            std::fs::metadata(&export).is_ok_and(|it| it.len() == gib << 30)
+            std::fs::metadata(&this.export).is_ok_and(|it| it.len() == gib << 30)
         });
-        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&export))?;
-        run(Command::new("mount").args(["-o", "loop"]).args([&export, &this.mount]))?;
+        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&this.export))?;
+        run(Command::new("mount").args(["-o", "loop"]).args([&this.export, &this.mount]))?;
         Ok(this)
     }
 
@@ -65,6 +66,8 @@ impl Drop for SlowDisk {
         let _ = Command::new("umount").arg(&self.mount).status();
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
+        // Who is killed leaves its mount behind.
+        let _ = Command::new("umount").arg("-l").arg(&self.export).status();
     }
 }
 
