@@ -40,22 +40,31 @@ pub struct Call {
 /// Where there is no strace, or it cannot trace.
 pub fn calls_of(command: &Command, kinds: &str) -> Result<(Output, Vec<Call>)> {
     let (output, told) = strace(command, &format!("trace={kinds}"), None)?;
+    Ok((output, calls_in(&told)))
+}
+
+fn calls_in(told: &str) -> Vec<Call> {
     let mut made = HashMap::<&str, usize>::new();
     let call = |line| -> Option<Call> {
         let (name, _) = str::split_once(line, '(')?;
         let ordinal = made.entry(name).and_modify(|it| *it += 1).or_insert(1);
         Some(Call { text: line.to_owned(), name: name.to_owned(), ordinal: *ordinal })
     };
-    let calls = told.lines().filter_map(call).collect();
-    Ok((output, calls))
+    told.lines().filter_map(call).collect()
 }
 
 /// Runs `command` and lets what is this call in its order go wrong. Returns what it did,
-/// and whether it came to that call.
+/// and, where it did not come to that call, the calls of these kinds that it made: how
+/// often a command asks whether something is done differs from time to time.
 ///
 /// # Errors
 /// Where there is no strace, or it cannot trace.
-pub fn with_fault(command: &Command, call: &Call, fault: Fault) -> Result<(Output, bool)> {
+pub fn with_fault(
+    command: &Command,
+    kinds: &str,
+    call: &Call,
+    fault: Fault,
+) -> Result<(Output, Option<Vec<Call>>)> {
     let how = match fault {
         Fault::Killed => "signal=SIGKILL",
         Fault::NoRoom => "error=ENOSPC",
@@ -63,9 +72,9 @@ pub fn with_fault(command: &Command, call: &Call, fault: Fault) -> Result<(Outpu
     };
     let Call { name, ordinal, .. } = call;
     let inject = format!("inject={name}:{how}:when={ordinal}");
-    let (output, told) = strace(command, &format!("trace={name}"), Some(&inject))?;
+    let (output, told) = strace(command, &format!("trace={kinds}"), Some(&inject))?;
     let went_wrong = told.contains("(INJECTED)") || told.contains("+++ killed by SIGKILL +++");
-    Ok((output, went_wrong))
+    Ok((output, (!went_wrong).then(|| calls_in(&told))))
 }
 
 fn strace(command: &Command, trace: &str, inject: Option<&str>) -> Result<(Output, String)> {
