@@ -49,9 +49,8 @@ pub fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
 
 /// Ends a QEMU that is being loaded, and gives its memory back; says whether there was one.
 pub fn end_loading(folder: &GuestFolder) -> Result<bool, Failure> {
-    let Some(record) = folder.record().ok().filter(|it| it.phase == Phase::Restoring) else {
-        return Ok(false);
-    };
+    let record = folder.record_if_any()?;
+    let Some(record) = record.filter(|it| it.phase == Phase::Restoring) else { return Ok(false) };
     if record.process.is_alive() {
         end(&record)?;
     }

@@ -236,7 +236,16 @@ impl GuestFolder {
     /// # Errors
     /// [`RegistryError::NoSuchGuest`] where there is none.
     pub fn record(&self) -> Result<GuestRecord, RegistryError> {
-        self.read("guest.json")?.ok_or_else(|| RegistryError::NoSuchGuest(self.name.clone()))
+        self.record_if_any()?.ok_or_else(|| RegistryError::NoSuchGuest(self.name.clone()))
+    }
+
+    /// The guest's record, where there is one. What cannot be read is no guest that is not
+    /// there.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn record_if_any(&self) -> Result<Option<GuestRecord>, RegistryError> {
+        self.read("guest.json")
     }
 
     /// Writes the record.

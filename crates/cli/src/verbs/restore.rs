@@ -59,7 +59,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let folder = context.registry.guest(&name)?;
     let _lock = folder.lock()?;
     replaced::end_unfinished(&folder)?;
-    let before = folder.record().ok();
+    let before = folder.record_if_any()?;
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(args.ram_dir.clone());
     let mut old_ram = OldRam::new(make_way(&folder, Some(&ram_dir), thawing)?);
@@ -75,15 +75,25 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
             coming = 0;
         }
     }
-    // Everything that can be found damaged is found before a QEMU starts.
-    let device_state = image.blob("device state", &image.record().device_state)?;
-    hot_pages(&image)?;
+    let forget_new = || {
+        if before.is_none() {
+            let _ = folder.remove_all();
+        }
+    };
     let mut made = Vec::new();
-    let disks = saved_disks(&store, &image, &folder, &mut made);
-    let disks = disks.inspect_err(|_| remove_files(&made))?;
-    if let Some(before) = &before {
-        replaced::keep(&folder, before).inspect_err(|_| remove_files(&made))?;
-    }
+    // Everything that can be found damaged is found before a QEMU starts.
+    let mut read = || -> Result<_, Failure> {
+        let device_state = image.blob("device state", &image.record().device_state)?;
+        hot_pages(&image)?;
+        let disks = saved_disks(&store, &image, &folder, &mut made)?;
+        before.as_ref().map_or(Ok(()), |before| replaced::keep(&folder, before))?;
+        Ok((device_state, disks))
+    };
+    let read = read();
+    let (device_state, disks) = read.inspect_err(|_| {
+        remove_files(&made);
+        forget_new();
+    })?;
     let result = bring_back(
         context,
         &args,
@@ -99,7 +109,8 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     );
     if let Err(failure) = result {
         replaced::end_loading(&folder)?;
-        if folder.record().is_ok_and(|record| record.process.is_seen()) {
+        let now = folder.record_if_any();
+        if !now.is_ok_and(|now| !now.is_some_and(|record| record.process.is_seen())) {
             // It was loaded and may run at any moment: its files are in use.
             return Err(failure
                 .attention()
@@ -111,9 +122,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
             let state = format!("no guest was started, nor the one before put back: {why}");
             return Err(failure.attention().state(state).advice("'dewar ps' tries again"));
         }
-        if before.is_none() {
-            let _ = folder.remove_all();
-        }
+        forget_new();
         return Err(failure.state("no guest was started"));
     }
     let Restored { record, reused, unforwarded } = result?;

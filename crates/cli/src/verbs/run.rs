@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     refuse_stale_disks(&arguments, &here)?;
     drop(make_way(&folder, Some(&ram_dir), false)?);
-    let before = folder.record().ok();
+    let before = folder.record_if_any()?;
     let owned_ram = make_ram_files(&plan.regions, 0)?;
     let launched = launch(
         &program,
