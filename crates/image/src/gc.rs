@@ -190,7 +190,7 @@ struct Needed {
     /// Pages in dirty stores.
     sources: BTreeSet<KeyedSource>,
     /// Segments that a record names.
-    named: BTreeSet<u64>,
+    named: FxHashSet<u64>,
     /// Objects that a disk copy lies in.
     disks: HashSet<String>,
     /// Frames that a page, a node or a blob lies in.
