@@ -58,12 +58,21 @@ fn a_restore_that_fails_leaves_the_dead_guests_disk() {
 fn a_restore_that_was_killed_gives_the_dead_guest_its_disk_back() {
     let lab = common::lab();
     let (_guest, overlay, content) = dead_guest(&lab);
+    let all = lab.dewar(&["ls"]).done().json();
+    let mut all = all["checkpoints"].as_array().expect("list").iter();
+    let first = all.find(|it| it["tag"] == "first").expect("first")["checkpoint"].clone();
+    let first = first.as_str().expect("id");
+    let record = lab.store().join(format!("images/{first}.json"));
+    let aside = lab.path().join("record");
     for step in ["starting QEMU", "starting the page server", "loading the devices"] {
         HeldCheckpoint::at_with(&lab, &["restore", "second"], step).kill();
         let state = lab.ps("g").expect("listed")["state"].clone();
         assert!(state == "ended" || state == "unfinished", "{step}: {state}");
         // It may yet need what its disk stood on.
         lab.dewar(&["delete", "first"]).failed(1, &["still stands on"]);
+        fs::rename(&record, &aside).expect("rename");
+        lab.dewar(&["gc"]).failed(1, &["whose record is gone"]);
+        fs::rename(&aside, &record).expect("rename");
         // Twice: the first of them puts it back, the second replaces it.
         for _ in 0..2 {
             fails(&lab);

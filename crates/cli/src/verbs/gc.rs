@@ -2,8 +2,10 @@ use crate::args::GcArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::progress::Progress;
+use crate::replaced;
 use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
+use dewar_guest_qemu::registry::Origin;
 use dewar_image::{Collected, ImageId, Store};
 use dewar_units::ByteSize;
 use serde_json::json;
@@ -72,16 +74,19 @@ fn all_done(collected: &Collected) -> Result<(), Failure> {
 /// That no guest of this host stands on disk copies of which no record tells any more.
 fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
     for name in context.registry.names()? {
-        let record = context.registry.guest(&name)?.record()?;
-        let Some(origin) = record.origin.filter(|it| it.disks_in_store()) else { continue };
-        let image = ImageId(origin.image);
-        if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {
-            let what = format!(
-                "guest '{name}' stands on disks of checkpoint {image}, whose record is gone"
-            );
-            return Err(Failure::new(Code::Failed, what)
-                .state("nothing was removed")
-                .advice(format!("put the record back, or 'dewar rm {name}' first")));
+        let folder = context.registry.guest(&name)?;
+        // Should a restore that is under way fail, the guest before has its place again.
+        let guests = [Some(folder.record()?), replaced::kept(&folder)?].into_iter().flatten();
+        for origin in guests.filter_map(|it| it.origin).filter(Origin::disks_in_store) {
+            let image = ImageId(origin.image);
+            if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {
+                let what = format!(
+                    "guest '{name}' stands on disks of checkpoint {image}, whose record is gone"
+                );
+                return Err(Failure::new(Code::Failed, what)
+                    .state("nothing was removed")
+                    .advice(format!("put the record back, or 'dewar rm {name}' first")));
+            }
         }
     }
     Ok(())
