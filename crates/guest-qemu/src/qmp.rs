@@ -136,7 +136,20 @@ impl Qmp {
     /// # Errors
     /// Where QEMU refuses, is gone, or does not answer.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.run(command, arguments, None)
+        self.run(command, arguments, None, ANSWER_WITHIN)
+    }
+
+    /// The same of a QEMU that must answer sooner.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(crate) fn execute_within(
+        &mut self,
+        within: Duration,
+        command: &str,
+        arguments: Value,
+    ) -> Result<Value, QmpError> {
+        self.run(command, arguments, None, within)
     }
 
     /// Whether the vCPUs were let run since we connected, by all that QEMU has
@@ -178,7 +191,7 @@ impl Qmp {
         arguments: Value,
         fd: BorrowedFd<'_>,
     ) -> Result<Value, QmpError> {
-        self.run(command, arguments, Some(fd))
+        self.run(command, arguments, Some(fd), ANSWER_WITHIN)
     }
 
     fn run(
@@ -186,17 +199,18 @@ impl Qmp {
         command: &str,
         arguments: Value,
         fd: Option<BorrowedFd<'_>>,
+        within: Duration,
     ) -> Result<Value, QmpError> {
         let id = self.next_id;
         self.next_id += 1;
         let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
         self.send(line.as_bytes(), fd)?;
-        let deadline = Instant::now() + ANSWER_WITHIN;
+        let deadline = Instant::now() + within;
         loop {
             let Some(mut message) = self.message(deadline)? else {
                 let command = command.to_owned();
-                return Err(QmpError::Silent { command, within: ANSWER_WITHIN });
+                return Err(QmpError::Silent { command, within });
             };
             if message["id"] != id {
                 // An event, or an answer to a dead user's command.

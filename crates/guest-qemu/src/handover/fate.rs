@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// How long the stream may take from its begin to RESUME. It is short; but a
 /// host may be slow, and nothing is lost by waiting.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(60);
+/// How long the new QEMU may be silent, while the guest stands still: who hangs is ended, and
+/// the guest goes on in the old one.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_micros(500);
 /// How often they are asked how far the stream is; they have to move the guest.
 const ASK_BOTH_EVERY: Duration = Duration::from_millis(20);
@@ -100,7 +103,7 @@ enum Arrival {
 
 /// How far the new QEMU is by its own word.
 fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
-    let status = new.execute("query-status", json!({}))?;
+    let status = new.execute_within(ANSWERS_WITHIN, "query-status", json!({}))?;
     Ok(match status["status"].as_str() {
         Some("inmigrate") | None => Arrival::Waiting,
         // It was loaded, but something keeps it from running: its disks, say.
@@ -118,7 +121,7 @@ fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
 /// Whether a QEMU that has not let the guest run has loaded all, or failed to: it
 /// will not any more.
 fn has_loaded(new: &mut Qmp) -> bool {
-    let told = new.execute("query-migrate", json!({}));
+    let told = new.execute_within(ANSWERS_WITHIN, "query-migrate", json!({}));
     told.is_ok_and(|told| told["status"] == "completed" || told["status"] == "failed")
 }
 
