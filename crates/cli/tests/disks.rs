@@ -4,15 +4,19 @@ mod common;
 
 use common::HeldCheckpoint;
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{DiskSpec, GuestSpec, Lab, TestGuest};
+use dewar_testkit::{DiskSpec, GuestSpec, Lab, RedisServer, TestGuest};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-fn guest(lab: &Lab) -> TestGuest {
+fn idle_guest(lab: &Lab) -> TestGuest {
     let raw = DiskSpec { format: "raw", ..DiskSpec::default() };
     let disks = vec![DiskSpec::default(), raw];
-    let mut guest = lab.run("g", &GuestSpec { disks, ..GuestSpec::default() }).expect("guest");
+    lab.run("g", &GuestSpec { disks, ..GuestSpec::default() }).expect("guest")
+}
+
+fn guest(lab: &Lab) -> TestGuest {
+    let mut guest = idle_guest(lab);
     guest.console.ask("check 2000 1 disk").expect("check");
     guest
 }
@@ -88,6 +92,63 @@ fn each_copy_holds_what_changed_and_is_exact() {
     let id = told["checkpoint"].as_str().expect("id");
     let own = lab.store().join(format!("disks/{id}-0.qcow2"));
     assert!(own.metadata().expect("stat").len() > 15 << 20);
+}
+
+/// What is in Redis holds no more, and is brought back with what it stands on.
+#[test]
+fn copies_in_redis_hold_what_changed_and_are_exact() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let url = server.url();
+    let mut guest = idle_guest(&lab);
+    let bytes = |image: &str, disk: usize| -> u64 {
+        let key = |piece: u64| format!("dewar:disks/{image}-{disk}.qcow2/{piece:08x}");
+        let pieces = (0..).map(|piece| server.ask(&["strlen", &key(piece)]).expect("strlen"));
+        pieces.map(|it| it.parse::<u64>().expect("bytes")).take_while(|it| *it > 0).sum()
+    };
+    let both = |image: &str| [bytes(image, 0), bytes(image, 1)];
+    let take = || {
+        let told = lab.dewar(&["checkpoint", "g", "--store", &url]).done().json();
+        told["checkpoint"].as_str().expect("id").to_owned()
+    };
+    let write = |what: &str| (0..2).for_each(|disk| qemu_io(&lab, disk, what));
+    write("write -P 90 40M 20M");
+    let first = take();
+    write("write -P 17 50M 1M");
+    let second = take();
+    write("write -z 40M 1M");
+    let third = take();
+    assert!(both(&first).iter().all(|bytes| *bytes > 20 << 20), "{:?}", both(&first));
+    for image in [&second, &third] {
+        assert!(both(image).iter().all(|bytes| *bytes < 4 << 20), "{:?}", both(image));
+    }
+    lab.dewar(&["delete", &first, "--store", &url]).done();
+    lab.dewar(&["gc", "--store", &url]).done();
+    lab.dewar(&["verify", &third, "--store", &url]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &[&third, "--store", &url]).expect("restore");
+    for (disk, format) in ["qcow2", "raw"].into_iter().enumerate() {
+        let saved = lab.root().join(format!("guests/g/base/{third}-{disk}.qcow2"));
+        let own = guest.folder.join(format!("disk{disk}.{format}"));
+        assert!(same(&saved, format, &own), "{}", saved.display());
+    }
+    // What another checkpoint stood on goes with its guest's next restore.
+    lab.wait_for_memory("g");
+    lab.crash("g");
+    lab.restore(&mut guest, &[&second, "--store", &url]).expect("restore");
+    let bases = common::files(&lab.root().join("guests/g/base"));
+    assert!(bases.len() == 4 && !bases.iter().any(|it| it.to_string_lossy().contains(&third)));
+    // One that lacks what it stands on is not restored.
+    let below = format!("dewar:disks/{first}-0.qcow2/00000001");
+    assert_eq!(server.ask(&["del", &below]).expect("del"), "1");
+    lab.dewar(&["verify", &third, "--store", &url]).failed(1, &["is missing"]);
+    lab.dewar(&["restore", &third, "--as", "h", "--store", &url]).failed(1, &["is missing"]);
+    assert!(!lab.root().join("guests/h").exists());
+    for image in [&second, &third] {
+        lab.wait_for_memory("g");
+        lab.dewar(&["delete", image, "--store", &url]).done();
+    }
+    assert_eq!(server.ask(&["keys", "dewar:disks/*"]).expect("keys"), "");
 }
 
 #[test]

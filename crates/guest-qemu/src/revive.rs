@@ -43,10 +43,19 @@ pub struct SavedDisk {
     pub name: String,
     /// The copy.
     pub path: PathBuf,
+    /// The files that it stands on.
+    pub below: Vec<PathBuf>,
     /// Its format.
     pub format: String,
     /// The size that the guest sees.
     pub virtual_bytes: u64,
+}
+
+impl SavedDisk {
+    /// All files that it is.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        std::iter::once(&self.path).chain(&self.below).cloned()
+    }
 }
 
 /// Why a guest cannot be started again.

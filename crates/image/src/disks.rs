@@ -1,6 +1,6 @@
 //! Copies of disks. In a folder each is a file, which QEMU writes and opens in
 //! place; elsewhere it is many objects, made of a file that QEMU wrote and made
-//! a file again before QEMU opens it.
+//! a file again before QEMU opens it. Either way one may stand on others.
 
 use crate::backend::{Backend, LARGEST_OBJECT};
 use crate::{DiskLayer, DiskRecord, FileDigest, ImageError, Record, Store, files};
@@ -74,38 +74,68 @@ impl Store {
         Ok(())
     }
 
-    /// A disk copy, checked, as a file: its own, where the store is a folder;
-    /// otherwise one that is made at `path`.
+    /// A disk copy, checked, as a file, and the files that it stands on: of the store, where
+    /// that is a folder, otherwise made in `folder`, by the names under which they stand on
+    /// one another. Adds to `made` those that were not there.
     ///
     /// # Errors
-    /// Where it cannot be read or written, or is not what it was.
-    pub fn disk_file(&self, disk: &DiskRecord, path: &Path) -> Result<PathBuf, ImageError> {
-        if let Some(folder) = self.folder() {
-            self.check_disk(disk)?;
-            let path = folder.join("disks").join(&disk.file);
-            return Ok(fs::canonicalize(&path).unwrap_or(path));
-        }
-        // One that is there stays: the disk of a guest that has ended may stand on
-        // it, and be wanted again if this restore fails.
-        if path.exists() && FileDigest::of(path)? == disk.digest {
-            return Ok(path.to_owned());
-        }
-        let part = path.with_extension("part");
-        self.fetch_disk(disk, &part)
-            .and_then(|()| fs::rename(&part, path).map_err(ImageError::io("write", path)))
-            .inspect_err(|_| drop(files::remove(&part)))?;
-        Ok(path.to_owned())
+    /// Where one cannot be read or written, or is not what it was.
+    pub fn disk_file(
+        &self,
+        disk: &DiskRecord,
+        folder: &Path,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<(PathBuf, Vec<PathBuf>), ImageError> {
+        let folder = match self.folder() {
+            Some(store) => {
+                self.check_disk(disk)?;
+                let disks = store.join("disks");
+                fs::canonicalize(&disks).unwrap_or(disks)
+            }
+            None => {
+                let mut layers = disk.layers();
+                layers.try_for_each(|layer| self.bring_layer(disk, &layer, folder, made))?;
+                folder.to_owned()
+            }
+        };
+        let below = disk.below.iter().map(|layer| folder.join(&layer.file)).collect();
+        Ok((folder.join(&disk.file), below))
     }
 
-    fn fetch_disk(&self, disk: &DiskRecord, path: &Path) -> Result<(), ImageError> {
+    fn bring_layer(
+        &self,
+        disk: &DiskRecord,
+        layer: &DiskLayer,
+        folder: &Path,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<(), ImageError> {
+        let path = folder.join(&layer.file);
+        let is_there = path.exists();
+        // It stays: the disk of a guest that has ended may stand on it, and be wanted again
+        // if this restore fails.
+        if is_there && FileDigest::of(&path)? == layer.digest {
+            return Ok(());
+        }
+        let part = path.with_extension("part");
+        self.fetch_layer(disk, layer, &part)
+            .and_then(|()| fs::rename(&part, &path).map_err(ImageError::io("write", &path)))
+            .inspect_err(|_| drop(files::remove(&part)))?;
+        made.extend((!is_there).then_some(path));
+        Ok(())
+    }
+
+    fn fetch_layer(
+        &self,
+        disk: &DiskRecord,
+        layer: &DiskLayer,
+        path: &Path,
+    ) -> Result<(), ImageError> {
         let failed = |cause| ImageError::io("write", path)(cause);
         let mut options = files::private_options();
         let mut file =
             options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
-        // Copies stand on others only in folders.
-        let layer = DiskLayer { file: disk.file.clone(), digest: disk.digest.clone() };
-        let digest = self.read_layer(&layer, |piece| file.write_all(piece).map_err(failed))?;
-        self.require_same(disk, &layer, &digest)?;
+        let digest = self.read_layer(layer, |piece| file.write_all(piece).map_err(failed))?;
+        self.require_same(disk, layer, &digest)?;
         file.sync_all().map_err(failed)
     }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 const FORMAT: &str = "dewar-record";
 const VERSION: u32 = 1;
@@ -350,6 +351,13 @@ impl Record {
         let regions = record.memory.regions.iter().map(|region| u128::from(region.pages));
         if regions.sum::<u128>() != u128::from(record.memory.pages) {
             return Err(damaged("its regions are not all of its memory".to_owned()));
+        }
+        // Files by these names are made where a guest is restored.
+        let is_plain = |layer: &DiskLayer| {
+            Path::new(&layer.file).file_name().is_some_and(|name| name == layer.file.as_str())
+        };
+        if !record.disks.iter().flat_map(DiskRecord::layers).all(|layer| is_plain(&layer)) {
+            return Err(damaged("a disk's file has no plain name".to_owned()));
         }
         if record.memory.pages > MOST_PAGES {
             return Err(damaged("it has more memory than a machine can have".to_owned()));

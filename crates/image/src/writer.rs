@@ -190,12 +190,8 @@ impl<'s> ImageWriter<'s> {
     /// written since the parent was taken, nearest first; none where it must
     /// hold all.
     pub fn disk_below(&self, name: &str, virtual_bytes: u64) -> Vec<DiskLayer> {
-        match (&self.parent, self.store.folder()) {
-            (Some((parent, _)), Some(_)) => {
-                disks::to_stand_on(parent.record(), name, virtual_bytes)
-            }
-            _ => Vec::new(),
-        }
+        let parent = self.parent.as_ref().map(|(parent, _)| parent.record());
+        parent.map_or_else(Vec::new, |it| disks::to_stand_on(it, name, virtual_bytes))
     }
 
     /// Takes a disk copy that was written where [`ImageWriter::reserve_disk`]

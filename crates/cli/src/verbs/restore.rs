@@ -251,7 +251,7 @@ fn bring_back(
             store: store.url(),
             in_store: store.folder().is_some(),
             image: image_id.clone(),
-            disks: disks.iter().map(|disk| disk.path.clone()).collect(),
+            disks: disks.iter().flat_map(SavedDisk::files).collect(),
         }),
         frozen,
         ..record
@@ -342,17 +342,16 @@ fn saved_disks(
     folder: &GuestFolder,
     made: &mut Vec<PathBuf>,
 ) -> Result<Vec<SavedDisk>, Failure> {
-    let saved = |disk: &DiskRecord| -> Result<SavedDisk, Failure> {
-        let copy = folder.base_disk(&disk.file);
-        let is_new = !copy.exists();
-        let path = store.disk_file(disk, &copy)?;
-        if is_new && path == copy {
-            made.push(copy);
-        }
-        let (name, format) = (disk.name.clone(), disk.format.clone());
-        Ok(SavedDisk { name, path, format, virtual_bytes: disk.virtual_bytes })
+    let bases = match store.folder() {
+        Some(_) => folder.base_disks(),
+        None => folder.make_base_disks()?,
     };
-    image.record().disks.iter().map(saved).collect()
+    let mut saved = |disk: &DiskRecord| -> Result<SavedDisk, Failure> {
+        let (path, below) = store.disk_file(disk, &bases, made)?;
+        let (name, format) = (disk.name.clone(), disk.format.clone());
+        Ok(SavedDisk { name, path, below, format, virtual_bytes: disk.virtual_bytes })
+    };
+    image.record().disks.iter().map(&mut saved).collect()
 }
 
 fn open_all(revival: &Revival) -> Result<Vec<File>, Failure> {

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 const SCRATCH: &str = "scratch";
-const BASE: &str = "base-";
+const BASES: &str = "base";
 
 impl GuestFolder {
     /// Makes an empty folder for files that only the command in hand needs.
@@ -26,16 +26,26 @@ impl GuestFolder {
         let _ = fs::remove_dir_all(self.file(SCRATCH));
     }
 
-    /// Where a saved disk lies that was brought here to restore the guest.
-    pub fn base_disk(&self, file: &str) -> PathBuf {
-        self.file(&format!("{BASE}{file}"))
+    /// Where saved disks lie that were brought here to restore the guest.
+    pub fn base_disks(&self) -> PathBuf {
+        self.file(BASES)
+    }
+
+    /// Makes that folder.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn make_base_disks(&self) -> Result<PathBuf, RegistryError> {
+        let path = self.base_disks();
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        make.map_err(io_error("create", &path))?;
+        Ok(path)
     }
 
     /// Removes saved disks that the guest does not stand on.
     pub fn remove_other_base_disks(&self, kept: &[PathBuf]) {
-        for entry in fs::read_dir(self.file("")).into_iter().flatten().flatten() {
-            let is_base = entry.file_name().to_string_lossy().starts_with(BASE);
-            if is_base && !kept.contains(&entry.path()) {
+        for entry in fs::read_dir(self.base_disks()).into_iter().flatten().flatten() {
+            if !kept.contains(&entry.path()) {
                 // What stays, the next restore or 'rm' removes.
                 let _ = fs::remove_file(entry.path());
             }
