@@ -8,7 +8,7 @@ mod serve;
 use crate::CheckpointError;
 use crate::frames::grouped;
 use crate::observe::Observer;
-use crate::work::{Pieces, cores};
+use crate::work::Pieces;
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::NewRam;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
@@ -78,7 +78,7 @@ fn fill_file(
     };
     std::thread::scope(|scope| {
         let stop_on_error = || work().inspect_err(|_| pieces.stop());
-        let workers: Vec<_> = (0..cores()).map(|_| scope.spawn(stop_on_error)).collect();
+        let workers: Vec<_> = (0..image.readers()).map(|_| scope.spawn(stop_on_error)).collect();
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -6,7 +6,7 @@ use crate::table::{self, Table};
 use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -24,7 +24,7 @@ const TABLE_SHARE: u64 = 8;
 pub struct ImageReader {
     store: Store,
     record: Record,
-    segments: Mutex<HashMap<u64, Arc<SegmentFile>>>,
+    segments: Mutex<FxHashMap<u64, Arc<SegmentFile>>>,
     /// Dirty stores that were needed so far.
     keyed: Mutex<HashMap<u32, Arc<KeyedPages>>>,
     /// The page table, where it was read before it is needed.
@@ -143,6 +143,13 @@ impl ImageReader {
         Ok(())
     }
 
+    /// How many threads read it best: where a server is asked for each frame some wait for
+    /// it while the others work.
+    pub fn readers(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if self.store.folder().is_some() { cores } else { 2 * cores }
+    }
+
     /// Tells `visit` the entries of the page table and of the nodes above it, but for
     /// what is below nodes that were `seen`.
     pub(crate) fn visit_entries(
@@ -164,8 +171,7 @@ impl ImageReader {
             };
             entries.iter().map(node).collect()
         };
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let share = entries.len().div_ceil(threads).max(NODES_A_THREAD);
+        let share = entries.len().div_ceil(self.readers()).max(NODES_A_THREAD);
         std::thread::scope(|scope| {
             let mut parts = entries.chunks(share);
             let first = parts.next().unwrap_or_default();
@@ -330,7 +336,7 @@ impl ImageReader {
         self.patience.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
-    fn segments(&self) -> MutexGuard<'_, HashMap<u64, Arc<SegmentFile>>> {
+    fn segments(&self) -> MutexGuard<'_, FxHashMap<u64, Arc<SegmentFile>>> {
         self.segments.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 

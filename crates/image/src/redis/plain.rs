@@ -105,8 +105,12 @@ impl Plain {
         let Some(length) = length.filter(|length| *length <= LONGEST) else {
             return Err((ErrorKind::Parse, "no length of a string", head.into_owned()).into());
         };
-        let mut bytes = vec![0; length];
-        self.stream.read_exact(&mut bytes)?;
+        // Not into zeros: to write these first takes a fifth of the time.
+        let mut bytes = Vec::with_capacity(length);
+        (&mut self.stream).take(length as u64).read_to_end(&mut bytes)?;
+        if bytes.len() < length {
+            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+        }
         let mut end = [0; 2];
         self.stream.read_exact(&mut end)?;
         match &end {

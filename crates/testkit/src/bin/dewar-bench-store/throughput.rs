@@ -4,7 +4,7 @@
 //! so that no codec is measured.
 
 use crate::REPEATS;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use dewar_codec::Codec;
 use dewar_image::{
     Dedup, FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Place, Record, RegionRecord,
@@ -20,16 +20,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// 1 GiB into files, 512 MiB into a server that holds it in memory.
+/// 1 GiB into files, and into a server that holds it in memory.
 const FILE_PAGES: u64 = 1 << 18;
-const REDIS_PAGES: u64 = 1 << 17;
+const REDIS_PAGES: u64 = 1 << 18;
 const THREADS: u64 = 2;
 /// What a store sends and asks for at a time.
 const SEGMENT: usize = 8 << 20;
 const FRAME: usize = 64 * PAGE_BYTES;
 const CONNECTIONS: &str = "3";
 /// [`REDIS_PAGES`] in values of a frame, named as `redis-benchmark` names them.
-const FRAMES: &str = "2048";
+const FRAMES: &str = "4096";
 const FILL: &str = "for n = 0, ARGV[1] - 1 do
     redis.call('SET', string.format('key:%012d', n), string.rep('x', ARGV[2]))
 end";
@@ -210,19 +210,25 @@ fn read(store: &Store, id: &ImageId) -> Result<()> {
     let image = store.open_image(id)?;
     let entries = image.entries()?;
     let (image, entries) = (&image, &entries);
+    let share = entries.len().div_ceil(image.readers());
     std::thread::scope(|scope| {
         let threads: Vec<_> = entries
-            .chunks(entries.len() / THREADS as usize)
+            .chunks(share)
             .enumerate()
             .map(|(nth, part)| {
                 scope.spawn(move || -> Result<()> {
                     let mut cache = FrameCache::new()?;
-                    let first = nth as u64 * (entries.len() as u64 / THREADS);
+                    let first = (nth * share) as u64;
+                    let mut last = None;
                     for (page, entry) in (first..).zip(part) {
-                        if let Ok(Place::Packed(at)) = entry.place() {
+                        let Ok(Place::Packed(at)) = entry.place() else {
+                            bail!("page {page} is in no segment");
+                        };
+                        // Frame by frame, as a restore reads.
+                        if last.replace((at.segment, at.frame)) != Some((at.segment, at.frame)) {
                             image.read_ahead(at.segment);
+                            image.frame(PageNumber(page), at, &mut cache)?;
                         }
-                        image.page(PageNumber(page), *entry, &mut cache)?;
                     }
                     Ok(())
                 })
