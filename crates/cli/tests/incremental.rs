@@ -54,6 +54,24 @@ fn each_costs_what_changed_and_is_exact() {
 }
 
 #[test]
+fn one_whose_page_table_is_damaged_is_nothing_to_begin_with() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    assert_exact(&lab, &mut guest, "first");
+    for segment in std::fs::read_dir(lab.root().join("store/segments")).expect("segments") {
+        let path = segment.expect("a segment").path();
+        let bytes = std::fs::metadata(&path).expect("its size").len() as usize;
+        std::fs::write(path, vec![0x5a; bytes]).expect("damaged");
+    }
+    let ran = lab.dewar(&["checkpoint", "g", "--tag", "second"]).done();
+    assert_eq!(ran.json()["parent"], Value::Null);
+    assert!(ran.stderr.contains("all pages are stored"), "{}", ran.stderr);
+    // And the one after that stands on it.
+    let third = assert_exact(&lab, &mut guest, "third");
+    assert_eq!(third["parent"], ran.json()["checkpoint"]);
+}
+
+#[test]
 fn images_outlive_those_they_were_taken_on() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");

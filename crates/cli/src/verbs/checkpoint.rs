@@ -124,6 +124,23 @@ pub fn take(
     } else {
         tracking::base(store, guest.record(), &guest.ram(), tracking.as_ref())?
     };
+    let scratch = folder.make_scratch()?;
+    let is_readable = std::thread::scope(|scope| {
+        // The guardian takes as long to start as the table to be read.
+        let table = scope.spawn(|| match &base {
+            Some((image, _)) => image.read_table_ahead(),
+            None => Ok(()),
+        });
+        guard(guest)?;
+        Ok::<_, Failure>(table.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    let base = match is_readable {
+        Ok(()) => base,
+        Err(why) => {
+            progress.aside(|| eprintln!("dewar: all pages are stored: {why}"));
+            None
+        }
+    };
     let options = CheckpointOptions {
         base: match &base {
             None => Base::Nothing,
@@ -144,14 +161,8 @@ pub fn take(
         session: wanted.session,
         tag: wanted.tag,
         machine,
-        scratch: folder.make_scratch()?,
+        scratch,
     };
-    std::thread::scope(|scope| {
-        // The guardian takes as long to start as the table to be read. A damaged one is
-        // told of by who needs it.
-        scope.spawn(|| base.as_ref().map(|(image, _)| image.read_table_ahead()));
-        guard(guest)
-    })?;
     progress.stage("guarded");
     if let Some(tracking) = tracking {
         tracking.strike_out(folder)?;
