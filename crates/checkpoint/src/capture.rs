@@ -231,6 +231,10 @@ fn capture<'s>(
             Ok((root, counts, device_state, hot_pages))
         });
         let copies = copy_disks(guest, &writer, &options.scratch, &workers, observer);
+        if copies.is_err() {
+            // As above; and its disks' writes may be what filled up where they go.
+            let _ = guest.put_back();
+        }
         let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         behind.and_then(|memory| Ok((memory, copies?)))
     })?;
