@@ -329,18 +329,20 @@ fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
     }))
 }
 
-/// Waits for a job to conclude, and dismisses it.
+/// Waits for a job of ours to conclude, and dismisses it. One that somebody else dismissed
+/// may have failed.
 fn await_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
-    while let Some(state) = job_state(qmp, id)? {
-        match state.status.as_str() {
-            "concluded" => {
-                qmp.execute("job-dismiss", json!({"id": id}))?;
-                state.error.map_or(Ok(()), |error| Err(DiskError::Job(id.to_owned(), error)))?;
-            }
-            _ => std::thread::sleep(POLL),
+    let failed = |why: String| DiskError::Job(id.to_owned(), why);
+    loop {
+        let Some(state) = job_state(qmp, id)? else {
+            return Err(failed("somebody else dismissed it".to_owned()));
+        };
+        if state.status == "concluded" {
+            qmp.execute("job-dismiss", json!({"id": id}))?;
+            return state.error.map_or(Ok(()), |error| Err(failed(error)));
         }
+        std::thread::sleep(POLL);
     }
-    Ok(())
 }
 
 /// Ends a job, if there is one.
