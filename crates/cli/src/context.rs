@@ -115,6 +115,18 @@ impl Context {
         Ok(Held { folder, record, lock })
     }
 
+    /// All guests with their records; one that is removed meanwhile is none.
+    pub fn guests(&self) -> Result<Vec<(GuestFolder, GuestRecord)>, Failure> {
+        let mut guests = Vec::new();
+        for name in self.registry.names()? {
+            let folder = self.registry.guest(&name)?;
+            if let Some(record) = folder.record_if_any()? {
+                guests.push((folder, record));
+            }
+        }
+        Ok(guests)
+    }
+
     /// Finishes what dead commands left with guests that nobody works on.
     /// Returns what could not be finished, and which guests cannot be told of.
     pub fn settle_all(&self) -> Result<Vec<Failure>, Failure> {

@@ -36,9 +36,8 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
 /// That no guest of this host needs an image.
 fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), Failure> {
     let is_here = |other: &str| may_be_one(other, &store.url());
-    for name in context.registry.names()? {
-        let folder = context.registry.guest(&name)?;
-        let record = folder.record()?;
+    for (folder, record) in context.guests()? {
+        let name = &record.name;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         // Should the restore that is under way fail, that guest has its place again.
         let replaced = replaced::kept(&folder)?.and_then(|before| before.origin);

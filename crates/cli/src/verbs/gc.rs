@@ -73,10 +73,10 @@ fn all_done(collected: &Collected) -> Result<(), Failure> {
 
 /// That no guest of this host stands on disk copies of which no record tells any more.
 fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
-    for name in context.registry.names()? {
-        let folder = context.registry.guest(&name)?;
+    for (folder, record) in context.guests()? {
+        let name = record.name.clone();
         // Should a restore that is under way fail, the guest before has its place again.
-        let guests = [Some(folder.record()?), replaced::kept(&folder)?].into_iter().flatten();
+        let guests = [Some(record), replaced::kept(&folder)?].into_iter().flatten();
         for origin in guests.filter_map(|it| it.origin).filter(Origin::disks_in_store) {
             let image = ImageId(origin.image);
             if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {
