@@ -1,10 +1,13 @@
 use crate::ParseUnitError;
 use std::time::Duration;
 
+/// The longest that anybody waits: what is added to a time must not overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Reads `20ms`, `1.5s`, `2m` or `300us`.
 ///
 /// # Errors
-/// Where the text is not a number with one of these units.
+/// Where the text is not a number with one of these units, or it is more than a year.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseUnitError> {
     let error =
         || ParseUnitError { text: text.to_owned(), expected: "a duration such as 20ms or 3s" };
@@ -19,7 +22,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, ParseUnitError> {
         _ => return Err(error()),
     };
     let number: f64 = digits.trim().parse().map_err(|_| error())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| error())
+    let duration = Duration::try_from_secs_f64(number * seconds).map_err(|_| error())?;
+    if duration > LONGEST { Err(error()) } else { Ok(duration) }
 }
 
 /// Writes a duration with the unit that a person would choose.
@@ -42,7 +46,7 @@ mod tests {
     fn reads_and_writes_durations() {
         assert_eq!(parse_duration("20ms"), Ok(Duration::from_millis(20)));
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
-        for text in ["", "5", "ms", "-3s", "3 parsecs", "infs"] {
+        for text in ["", "5", "ms", "-3s", "3 parsecs", "infs", "1e19s"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
         assert_eq!(format_duration(Duration::from_micros(16_400)), "16.4 ms");
