@@ -3,17 +3,20 @@
 //! has an image whose parent was deleted, and whose segments were compacted;
 //! `data/v1-zstd` one by Zstandard, with fingerprints, on a disk copy that stands on
 //! another; and `data/v1.resp` is the same in Redis, as the commands that put it there.
+//! `data/v1-keyed` has pages in a dirty store, which `data/v1-keyed.resp` is, and the lists
+//! of fingerprints that are proof.
 //!
 //! They were written by this test with `DEWAR_WRITE_FIXTURE=DIR`,
-//! `DEWAR_WRITE_CHAIN=DIR`, `DEWAR_WRITE_ZSTD=DIR` and `DEWAR_WRITE_REDIS=FILE` set.
+//! `DEWAR_WRITE_CHAIN=DIR`, `DEWAR_WRITE_ZSTD=DIR`, `DEWAR_WRITE_REDIS=FILE` and
+//! `DEWAR_WRITE_KEYED=DIR` (with the server's commands beside it) set.
 
 use dewar_codec::Codec;
 use dewar_image::{
-    Dedup, DiskRecord, FrameCache, ImageError, ImageOptions, ImageWriter, Location, MemoryRecord,
-    Record, RegionRecord, Store, collect, verify,
+    Dedup, DirtyStore, DiskRecord, FrameCache, ImageError, ImageOptions, ImageWriter, Location,
+    MemoryRecord, Record, RegionRecord, Store, collect, verify,
 };
 use dewar_testkit::RedisServer;
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -238,14 +241,115 @@ fn a_store_of_version_1_in_redis_is_read() {
         std::fs::write(file, all_of(&server.url()).expect("dump")).expect("write");
         return;
     }
+    load(&server, "v1.resp");
+    read_zstd(&Store::open(&place).expect("store"));
+}
+
+/// Puts into a server what a file in `data` has commands for.
+fn load(server: &RedisServer, name: &str) {
     let port = server.port().to_string();
     let loaded = Command::new("redis-cli")
         .args(["-h", "127.0.0.1", "-p", &port, "--pipe"])
-        .stdin(File::open(data("v1.resp")).expect("open"))
+        .stdin(File::open(data(name)).expect("open"))
         .output()
         .expect("redis-cli");
     assert!(loaded.status.success(), "{loaded:?}");
-    read_zstd(&Store::open(&place).expect("store"));
+}
+
+/// What the second image with a dirty store holds: the pages from 100 on lie there, those
+/// from 110 on as the second image put them, and those from 200 on are new in a segment.
+fn keyed_content(page: u64) -> Vec<u8> {
+    match page {
+        100..110 => text(page),
+        110..130 => text(page + 1000),
+        200..210 => text(page + 2000),
+        _ => content(page),
+    }
+}
+
+/// An image, and one on top of it, both with pages in a dirty store.
+fn write_keyed(store: &Store, url: &str) -> Result<Record, ImageError> {
+    let mut images: Vec<Record> = Vec::new();
+    for dedup in [Dedup::Known, Dedup::Store] {
+        let parent = images.last().map(|last| store.open_image(&last.id)).transpose()?;
+        let options = ImageOptions { dedup, ..OPTIONS };
+        let mut writer = store.begin(options, parent.as_ref())?;
+        writer.use_dirty_store(DirtyStore::open(&Location::parse(url)?)?)?;
+        let (keyed, packed) = match parent {
+            None => (100..120, (0..100).chain(120..PAGES).collect::<Vec<u64>>()),
+            Some(_) => (110..130, (200..210).collect()),
+        };
+        let mut claimed = PageSet::new(PAGES);
+        claimed.insert_range(PageRange::new(keyed.start, keyed.end));
+        writer.claim(&claimed);
+        let mut sink = writer.keyed_sink()?.expect("a dirty store");
+        for page in keyed {
+            let is_first = parent.is_none();
+            let bytes = if is_first { text(page) } else { keyed_content(page) };
+            sink.put(PageNumber(page), &bytes)?;
+        }
+        sink.flush()?;
+        let mut sink = writer.sink()?;
+        for page in packed {
+            let bytes = if parent.is_none() { content(page) } else { keyed_content(page) };
+            sink.put(PageNumber(page), &bytes)?;
+        }
+        sink.finish()?;
+        let tag = if parent.is_none() { "first" } else { "keyed" };
+        images.push(commit(writer, 0, tag, vec![])?);
+    }
+    Ok(images.remove(1))
+}
+
+#[test]
+fn keyed_pages_and_proofs_of_version_1_are_read() {
+    let server = RedisServer::start(&[]).expect("redis");
+    if let Some(folder) = std::env::var_os("DEWAR_WRITE_KEYED") {
+        let folder = PathBuf::from(folder);
+        let store = Store::open_or_create(&Location::Folder(folder.clone())).expect("store");
+        println!("{}", write_keyed(&store, &server.url()).expect("write").id);
+        let dump = all_of(&server.url()).expect("dump");
+        std::fs::write(folder.with_extension("resp"), dump).expect("write");
+        return;
+    }
+    load(&server, "v1-keyed.resp");
+    let folder = copy_of("v1-keyed");
+    move_server(folder.path(), &server.url());
+    let store = open(folder.path());
+    let record = read(&store, "keyed", keyed_content);
+    assert_eq!(record.keyed.len(), 2, "{:?}", record.keyed);
+    assert_eq!(record.memory.counts.keyed, 20);
+    let first = record.parent.expect("a parent");
+    let known = store.open_image(&first).expect("open").known_pages().expect("known");
+    assert!(!known.is_empty());
+    // Whoever comes later finds the pages that these two stored.
+    let options = ImageOptions { dedup: Dedup::Store, ..OPTIONS };
+    let writer = store.begin(options, None).expect("begin");
+    let mut sink = writer.sink().expect("sink");
+    for page in (0..64).map(PageNumber) {
+        sink.put(page, &keyed_content(200)).expect("put");
+    }
+    sink.finish().expect("finish");
+    assert_eq!(writer.duplicate_pages(), 64);
+}
+
+/// Has the records of a store name another server.
+fn move_server(folder: &Path, url: &str) {
+    for file in std::fs::read_dir(folder.join("images")).expect("images") {
+        let path = file.expect("a record").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        let (head, record) = text.split_once("\"record\":").expect("a record");
+        let record = record.trim_end().strip_suffix('}').expect("its end");
+        let mut parts = record.split("redis://127.0.0.1:");
+        let mut moved = parts.next().expect("a beginning").to_owned();
+        for part in parts {
+            moved += url;
+            moved += part.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        }
+        let sum = |bytes: &str| blake3::hash(bytes.as_bytes()).to_hex().to_string();
+        let head = head.replace(&sum(record), &sum(&moved));
+        std::fs::write(&path, format!("{head}\"record\":{moved}}}\n")).expect("written");
+    }
 }
 
 /// The commands that put there what a server holds, but for holds.
