@@ -224,6 +224,30 @@ fn a_job_that_is_larger_than_any_before_is_let_run_on_for_a_while() {
 }
 
 #[test]
+fn what_runs_while_no_jobs_are_done_is_no_jobs_demand() {
+    let (_alone, lab) = alone();
+    let busy = Hogs::start(1).expect("a busy program");
+    qos(&lab, "p", busy.pids()[0], &[]).done();
+    let mut port = UnixStream::connect(lab.root().join("qos/p.sock")).expect("port");
+    port.write_all(b"dewar 1\n").expect("hello");
+    let mut beat = || {
+        for number in 0..40 {
+            writeln!(port, "job {number} met 20000").expect("beat");
+            std::thread::sleep(Duration::from_millis(33));
+        }
+    };
+    beat();
+    std::thread::sleep(Duration::from_secs(3));
+    beat();
+    // The second in which the silence ended is told by now.
+    std::thread::sleep(Duration::from_secs(1));
+    let seen = status(&lab, "p").expect("listed");
+    let demand = seen["demand_cpus"].as_f64().expect("known");
+    assert!(0.1 < demand && demand < 1.5, "{seen}");
+    release(&lab, "p");
+}
+
+#[test]
 fn two_reservations_of_one_thread_are_refused() {
     let (_alone, lab) = alone();
     let sleeper = Sleeper::new();
@@ -461,6 +485,7 @@ fn without_deadlines_the_weight_of_a_group_does() {
     }
     ran.done();
     assert!(group());
+    assert!(weight(sleeper.pid()) > 1.5, "it weighs more than others");
     let mut family = Family::new();
     family.0.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
     wait_until("a child", SOON, || family.child().is_some());
@@ -486,6 +511,21 @@ fn without_deadlines_the_weight_of_a_group_does() {
     assert!(group());
     kill(controller(&lab, "weighed"), Signal::KILL);
     wait_until("the keeper", SOON, || !group());
+}
+
+/// What the group of a process weighs, as a multiple of the usual weight.
+fn weight(pid: i32) -> f64 {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("groups");
+    let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let files = paths.flat_map(|path| {
+        [("/cpu", "cpu.shares", 1024.0), ("", "cpu.weight", 100.0)].map(|(mount, file, usual)| {
+            (PathBuf::from(format!("/sys/fs/cgroup{mount}{path}/{file}")), usual)
+        })
+    });
+    let ours = |(path, _): &(PathBuf, f64)| path.to_string_lossy().contains("/dewar-");
+    let (path, usual) = files.filter(ours).find(|(path, _)| path.exists()).expect("a group");
+    let told = std::fs::read_to_string(path).expect("its weight");
+    told.trim().parse::<f64>().expect("a number") / usual
 }
 
 /// A guest that hashes ten blocks a second.

@@ -34,7 +34,7 @@ use crate::{
 };
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
-use next::{FAR, NextJob};
+use next::{FAR, NextJob, is_of_jobs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -305,9 +305,10 @@ impl Controller {
         seen.missed += missed;
         self.since_told.0 += ends.len() as u64;
         self.since_told.1 += missed;
+        let period = self.target.promise.period();
         let mut gone = Vec::new();
         for (index, task) in self.hold.tasks().collect::<Vec<_>>().into_iter().enumerate() {
-            let Some(ran) = task.ran() else {
+            let Some(ran) = self.hold.ran(index) else {
                 gone.push(index);
                 continue;
             };
@@ -315,7 +316,8 @@ impl Controller {
             counted.jobs += ends.len() as u32;
             let (jobs, elapsed) = (counted.jobs, (now - counted.at) / counted.jobs);
             let is_exact = !task.is_runnable() || jobs >= TOGETHER;
-            let demand = is_exact.then(|| ran.saturating_sub(counted.ran) / jobs);
+            let is_known = is_exact && is_of_jobs(now - counted.at, jobs, ends, period);
+            let demand = is_known.then(|| ran.saturating_sub(counted.ran) / jobs);
             let rescued = is_exact && self.hold.was_rescued(index);
             if is_exact {
                 let most = counted.most.max(demand.unwrap_or_default());
@@ -397,6 +399,8 @@ impl Controller {
         self.hold.forget(index);
         self.laws.remove(index);
         self.counted.remove(index);
+        // Of a program that makes a thread for each of its jobs there would be ever more.
+        self.entry.saved.retain(SavedTask::is_there);
         self.next = None;
     }
 }

@@ -23,8 +23,10 @@
 //! longer than a period, though it is promised, is taken out of the class and put back.
 
 mod back;
+mod held;
 
 pub use back::{end_rescues, give_back};
+use held::{Held, State};
 
 use crate::weight::Group;
 use crate::{Promise, QosError};
@@ -99,28 +101,6 @@ pub struct Hold {
     look_at: Instant,
 }
 
-#[derive(Debug)]
-struct Held {
-    task: Task,
-    runtime: Duration,
-    state: State,
-    /// Between these it must not come back.
-    out: Option<(Instant, Instant)>,
-    /// What it had run when it was seen to run, or not to want to; and when.
-    seen: (Duration, Instant),
-    /// The next rescue comes no sooner.
-    rescue_from: Option<Instant>,
-    /// Whether it was rescued since that was asked last.
-    was_rescued: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Promised,
-    Rescued { until: Instant },
-    Waiting { since: Instant, nice: i32 },
-}
-
 impl Hold {
     /// Takes hold of threads: each is promised the most that it may get, or as much of
     /// that as the kernel gives.
@@ -171,6 +151,12 @@ impl Hold {
     /// How many threads.
     pub(crate) fn len(&self) -> usize {
         self.threads.len()
+    }
+
+    /// What a thread has run; `None` where it has ended.
+    pub(crate) fn ran(&self, index: usize) -> Option<Duration> {
+        let held = &self.threads[index];
+        held.task.ran().filter(|_| held.is_there())
     }
 
     /// The threads.
@@ -228,7 +214,8 @@ impl Hold {
             return Ok(Answer::Done);
         };
         match errno(&error) {
-            Some(Errno::BUSY) => {}
+            // No room; or somebody bound it to some CPUs since it was taken hold of.
+            Some(Errno::BUSY | Errno::PERM) => {}
             Some(Errno::SRCH) => {
                 // There is nothing to end any more.
                 self.threads[index].state = State::Promised;
@@ -262,7 +249,7 @@ impl Hold {
             && held.rescue_from.is_none_or(|from| now >= from)
             && matches!(self.means, Means::Deadline { .. })
             && room >= SHORTEST_RESCUE;
-        if !may || held.task.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_err() {
+        if !may || held.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_err() {
             return false;
         }
         let overran = had.saturating_sub(held.runtime) + TICK;
@@ -366,8 +353,9 @@ impl Hold {
 
     fn put(&self, index: usize) -> Result<(), KernelError> {
         let Means::Deadline { reclaim } = self.means else { return Ok(()) };
-        let Held { task, runtime, .. } = &self.threads[index];
-        task.reserve(Reservation { runtime: *runtime, period: self.period, reclaim })
+        let held = &self.threads[index];
+        let (runtime, period) = (held.runtime, self.period);
+        held.there()?.reserve(Reservation { runtime, period, reclaim })
     }
 
     fn weigh(&mut self) -> Result<(), QosError> {
@@ -389,29 +377,6 @@ impl Hold {
             _ => return error.into(),
         };
         QosError::NoDeadlines(format!("{why} ({error})"))
-    }
-}
-
-impl Held {
-    fn new(task: Task, runtime: Duration) -> Self {
-        let seen = (Duration::ZERO, Instant::now());
-        let (state, rescue_from, was_rescued) = (State::Promised, None, false);
-        Self { task, runtime, state, out: None, seen, rescue_from, was_rescued }
-    }
-
-    fn must_stay_out(&self, now: Instant) -> bool {
-        self.state != State::Promised
-            && self.out.is_some_and(|(from, until)| from <= now && now < until)
-    }
-
-    /// Lets it wait until it can be put under its promise. Whatever it was before: it
-    /// must not stay ahead of all others.
-    fn wait(&mut self, since: Instant, nice: i32) {
-        let is_so = matches!(self.state, State::Waiting { nice: now, .. } if now == nice);
-        if !is_so {
-            let _ = self.task.schedule(Scheduling::ordinary(nice));
-        }
-        self.state = State::Waiting { since, nice };
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! **The rule of admission.** A guest is admitted where what it may get at most
 //! (`max`, for each of its threads) fits beside what all others may get at most. So
-//! a guest that was admitted is never refused later. `overcommit` admits it
-//! nevertheless; then the kernel may refuse to raise it, and says nothing to others.
+//! a guest that was admitted is never refused later. `overcommit` admits one
+//! nevertheless: from then on whoever asks the kernel first has what there is, and
+//! the others, admitted before or not, may be refused a raise.
 //!
 //! An entry names how each thread was scheduled before. It is written before a
 //! thread is touched and removed when all are as they were. Whoever finds an entry

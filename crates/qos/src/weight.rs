@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 const LIMIT_PERIOD_US: u64 = 100_000;
 /// The kernel takes no lower limit.
 const LEAST_QUOTA_US: u64 = 1_000;
+/// How often a group is emptied at most, to be removed.
+const EMPTIED: u32 = 20;
 
 /// A control group that was made for a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +97,17 @@ impl Group {
         for (file, value) in usual {
             let _ = fs::write(self.file(file), value);
         }
+        // Those in it may begin others meanwhile.
+        for _ in 0..EMPTIED {
+            self.move_back();
+            match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+                _ => break,
+            }
+        }
+    }
+
+    fn move_back(&self) {
         let inside = fs::read_to_string(self.file("cgroup.procs")).unwrap_or_default();
         for process in inside.lines().filter_map(|line| line.parse::<i32>().ok()) {
             let own = self.elsewhere.get(&process);
@@ -104,7 +117,6 @@ impl Group {
                 goes(&self.home);
             }
         }
-        let _ = fs::remove_dir(&self.path);
     }
 
     fn file(&self, name: &str) -> PathBuf {

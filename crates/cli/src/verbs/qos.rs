@@ -213,9 +213,10 @@ fn successor(
     args: &QosArgs,
     stop: BorrowedFd<'_>,
 ) -> Result<Option<Subject>, Failure> {
-    let began = Instant::now();
+    let mut began = Instant::now();
     while args.pid.is_none() && began.elapsed() < BETWEEN {
-        let record = context.registry.guest(&before.name)?.record();
+        let folder = context.registry.guest(&before.name)?;
+        let record = folder.record();
         let gone = matches!(record, Err(RegistryError::NoSuchGuest(_)));
         if gone {
             return Ok(None);
@@ -224,7 +225,11 @@ fn successor(
         {
             match find(context, &before.name, args) {
                 Ok(subject) => return Ok(Some(subject)),
-                // Whoever moves it is still at work.
+                // Whoever moves it is still at work, or took it for a checkpoint: that may
+                // take minutes.
+                Err(_) if matches!(folder.lock(), Err(RegistryError::Locked(_))) => {
+                    began = Instant::now();
+                }
                 Err(_) if began.elapsed() < BETWEEN => {}
                 Err(failure) => return Err(failure),
             }

@@ -1,15 +1,14 @@
 //! How threads get out of a reservation, from what was written down of them alone.
 
-use super::{HELPERS_NICE, RESCUE_PRIORITY};
+use super::{HELPERS_NICE, LEAVES_WITHIN, RESCUE_PRIORITY, ROOM_AGAIN};
 use crate::{Entry, SavedTask};
 use dewar_kernel::{Scheduling, Task, threads_of};
+use std::time::Instant;
 
 /// Schedules a guest's threads as they were before; those that have ended need
 /// nothing. One that the guest made since got what the thread has that made it.
 pub fn give_back(entry: &Entry) {
-    for task in entry.saved.iter().filter(|task| task.is_there()) {
-        let _ = task.task().schedule(task.scheduling());
-    }
+    entry.saved.iter().for_each(as_it_was);
     let Some(nice) = entry.helpers_nice().filter(|_| entry.process.is_seen()) else { return };
     let known: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
     let raised = Scheduling::ordinary(HELPERS_NICE);
@@ -26,6 +25,19 @@ pub fn end_rescues(entry: &Entry) {
     let rescued =
         |task: &Task| task.scheduling().is_ok_and(|how| how == Scheduling::ahead(RESCUE_PRIORITY));
     for saved in entry.saved.iter().filter(|task| task.is_there() && rescued(&task.task())) {
-        let _ = saved.task().schedule(saved.scheduling());
+        as_it_was(saved);
+    }
+}
+
+/// One that had a reservation of its own may have to wait until the kernel has ours back.
+/// Where it cannot have it, it is an ordinary thread: never ahead of all others for ever.
+fn as_it_was(saved: &SavedTask) {
+    let began = Instant::now();
+    while saved.is_there() && saved.task().schedule(saved.scheduling()).is_err() {
+        if began.elapsed() >= LEAVES_WITHIN {
+            let _ = saved.task().schedule(Scheduling::ordinary(0));
+            return;
+        }
+        std::thread::sleep(ROOM_AGAIN);
     }
 }

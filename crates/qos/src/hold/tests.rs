@@ -115,6 +115,54 @@ fn a_rescue_ends_also_where_there_is_no_room_to_come_back() {
 }
 
 #[test]
+fn a_thread_with_the_number_of_one_that_ended_is_left_alone() {
+    let _alone = alone();
+    beside(|busy, _| {
+        let test = "a_thread_with_the_number_of_one_that_ended_is_left_alone";
+        let Some(mut hold) = take(test, busy) else { return };
+        busy.schedule(Scheduling::ordinary(0)).expect("ordinary");
+        // As if another had it when the hold began.
+        hold.threads[0].started = busy.started().map(|ticks| ticks - 1);
+        let now = Instant::now();
+        assert_eq!(hold.ran(0), None);
+        assert!(!hold.rescue(0, now, Duration::ZERO, now + ms(50)));
+        hold.threads[0].wait(now, OUTSIDE_NICE);
+        hold.tend(now + ms(300)).expect("tended");
+        assert_eq!(hold.set(0, ms(30)).expect("set"), Answer::Gone);
+        assert_eq!(busy.scheduling().expect("how"), Scheduling::ordinary(0));
+    });
+}
+
+#[test]
+fn a_thread_that_somebody_binds_to_a_cpu_waits_and_comes_back() {
+    let _alone = alone();
+    beside(|busy, _| {
+        let test = "a_thread_that_somebody_binds_to_a_cpu_waits_and_comes_back";
+        let Some(mut hold) = take(test, busy) else { return };
+        hold.set(0, ms(30)).expect("set");
+        let began = Instant::now();
+        assert!(hold.rescue(0, began, Duration::ZERO, began + ms(50)));
+        let thread = rustix::thread::Pid::from_raw(busy.thread);
+        let all = rustix::thread::sched_getaffinity(thread).expect("affinity");
+        let mut one = rustix::thread::CpuSet::new();
+        one.set((0..).find(|cpu| all.is_set(*cpu)).expect("a CPU"));
+        if all.count() < 2 {
+            println!("SKIPPED {test}: there is one CPU");
+            return;
+        }
+        rustix::thread::sched_setaffinity(thread, &one).expect("bound");
+        std::thread::sleep(ms(250));
+        hold.tend(Instant::now()).expect("it goes on");
+        let how = busy.scheduling().expect("how");
+        assert_eq!(how, Scheduling::ordinary(HELPERS_NICE), "it does not stay ahead of all");
+        rustix::thread::sched_setaffinity(thread, &all).expect("free");
+        hold.tend(Instant::now()).expect("tended");
+        assert!(busy.scheduling().expect("how").reservation.is_some(), "it is promised again");
+        busy.schedule(Scheduling::ordinary(0)).expect("ordinary");
+    });
+}
+
+#[test]
 fn a_rescue_that_ends_late_comes_back_later() {
     let _alone = alone();
     beside(|busy, _| {
