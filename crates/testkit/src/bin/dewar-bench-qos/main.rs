@@ -9,6 +9,7 @@
 
 mod checkpoints;
 mod load;
+mod oracle;
 mod picture;
 mod report;
 mod run;

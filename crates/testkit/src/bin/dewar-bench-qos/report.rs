@@ -1,6 +1,7 @@
 //! What a run gave, the oracle beside it, and what was to be reached.
 
 use crate::load::{Load, LoadKind, PERIOD_MS, RATE};
+use crate::oracle::{self, Job};
 use crate::run::SubjectKind;
 use crate::way::Way;
 use anyhow::Result;
@@ -135,20 +136,18 @@ fn missed(job: &LoggedJob) -> bool {
     job.response_us as f64 > PERIOD_MS * 1e3
 }
 
-/// Gives the rows of a load their oracle. A reservation whose periods begin with the
-/// jobs meets every deadline of a second if it is as large as the largest job: one
-/// that began late would be late. What the jobs took is known from the run with the
-/// reservation for the peak.
+/// Gives the rows of a load their oracle. What the jobs took is known from the run with
+/// the reservation for the peak.
 pub fn add_oracles(rows: &mut [Row], subject: SubjectKind, load: LoadKind) {
     let of = |row: &Row| row.subject == subject && row.load == load;
     let Some(peak) = rows.iter().find(|row| of(row) && row.way == Way::Peak) else { return };
-    let mut oracle = vec![0.0_f64; peak.seconds.len()];
-    for job in &peak.jobs {
-        if let Some(second) = oracle.get_mut((job.number as f64 / RATE) as usize) {
-            *second = second.max(job.cpu_us as f64 / 1e3 / PERIOD_MS);
-        }
-    }
-    rows.iter_mut().filter(|row| of(row)).for_each(|row| row.oracle = oracle.clone());
+    let job = |job: &LoggedJob| Job {
+        release: job.number as f64 * PERIOD_MS,
+        demand: job.cpu_us as f64 / 1e3,
+    };
+    let jobs: Vec<Job> = peak.jobs.iter().map(job).collect();
+    let oracle = oracle::least(&jobs, PERIOD_MS, peak.seconds.len());
+    rows.iter_mut().filter(|row| of(row)).for_each(|row| row.oracle.clone_from(&oracle));
 }
 
 pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
