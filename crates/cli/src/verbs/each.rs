@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+const ATTENTION: u8 = Code::Attention as u8;
+
 /// How one guest fared.
 struct Fared {
     code: u8,
@@ -75,11 +77,12 @@ impl Each<'_> {
             text.push_str(&format!("\n{name}: {}", said(fared)));
         }
         context.print(json!({"guests": guests, "done": done}), &text);
-        let Some(worst) = failed().map(|(_, fared)| fared.code).max() else { return Ok(()) };
-        let code = match worst {
-            4 => Code::Unsupported,
-            5 => Code::Attention,
-            _ => Code::Failed,
+        let unsupported = Code::Unsupported as u8;
+        let code = match failed().map(|(_, fared)| fared.code).max() {
+            None => return Ok(()),
+            Some(ATTENTION) => Code::Attention,
+            Some(_) if failed().all(|(_, fared)| fared.code == unsupported) => Code::Unsupported,
+            Some(_) => Code::Failed,
         };
         let or_not_all = if code == Code::Attention { ", or not as they should be" } else { "" };
         let (failed, all) = (names.len() - done, names.len());
@@ -93,7 +96,9 @@ impl Each<'_> {
             command.arg("--json").arg("--root").arg(context.registry.root());
             command.args([self.verb, name]).args(more);
             let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output()?;
-            let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+            let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+            // Of one that was killed, or came to a bad end, nobody knows how it left the guest.
+            let code = code.filter(|code| *code < ATTENTION).unwrap_or(ATTENTION);
             Ok((code, serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)))
         };
         match run() {
