@@ -59,7 +59,8 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let guardian = Guardian::start(context, name, url.as_deref(), guest.qmp(), &lock)?;
     progress.stage("stopping the guest");
     // Where its files are is known from here on, whoever cleans up.
-    folder.set_record(&checked)?;
+    let placed = GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() };
+    folder.set_record(&placed)?;
     let frozen = match &store {
         None => keep_in_place(&mut guest, &folder, &checked, !args.no_checksum, &progress),
         Some(store) => keep_in_store(&mut guest, &folder, store, &progress),
@@ -76,7 +77,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
         Ok(record) => record,
         Err(failure) => {
             // Should it say so already: it must not be ended for it.
-            let _ = folder.set_record(&checked);
+            let _ = folder.set_record(&placed);
             let _ = guest.put_back();
             remove_kept(&folder, &checked.ram);
             let health = guest.health();
