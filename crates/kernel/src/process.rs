@@ -1,12 +1,12 @@
 //! Handles on other processes, and on the files they hold open.
 
-use crate::KernelError;
+use crate::{KernelError, Task, threads_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A process number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +64,27 @@ impl ProcessHandle {
     pub fn kill(&self) -> Result<(), KernelError> {
         rustix::process::pidfd_send_signal(&self.fd, Signal::KILL)
             .map_err(|cause| KernelError::new("pidfd_send_signal", self.pid.to_string(), cause))
+    }
+
+    /// Stops it (SIGSTOP) and waits up to `time` until all its threads stand still; says
+    /// whether they do.
+    pub fn halt(&self, time: Duration) -> bool {
+        let _ = rustix::process::pidfd_send_signal(&self.fd, Signal::STOP);
+        let deadline = Instant::now() + time;
+        let stands = |task: Task| task.state().is_none_or(|state| "TtZX".contains(state));
+        while !threads_of(self.pid.0).into_iter().all(stands) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        true
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn go_on(&self) {
+        // One that has ended needs nothing.
+        let _ = rustix::process::pidfd_send_signal(&self.fd, Signal::CONT);
     }
 
     /// A copy of the file that the process has open as `number`

@@ -194,8 +194,13 @@ impl Task {
     /// Whether it runs or wants to, rather than wait for something; one that has
     /// used up its reservation does.
     pub fn is_runnable(self) -> bool {
-        let stat = fs::read_to_string(self.file("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
+        self.state() == Some('R')
+    }
+
+    /// Its state, as `/proc/PID/task/TID/stat` tells it; `None` where it has ended.
+    pub(crate) fn state(self) -> Option<char> {
+        let stat = fs::read_to_string(self.file("stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
     }
 
     fn set(self, attributes: Attributes) -> Result<(), KernelError> {

@@ -3,7 +3,8 @@
 use super::Handover;
 use crate::launch::kill;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::GuestFolder;
+use crate::registry::{GuestFolder, ProcessId};
+use dewar_kernel::{Pid, ProcessHandle};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,12 @@ const ARRIVES_WITHIN: Duration = Duration::from_secs(60);
 /// How long the new QEMU may be silent, while the guest stands still: who hangs is ended, and
 /// the guest goes on in the old one.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a stopped process may take to stand still.
+const HALTS_WITHIN: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_micros(500);
+/// How long it is listened to, before it is asked: it has to load the guest's state. A
+/// guest that stood still comes without a word.
+const LISTENS: Duration = Duration::from_millis(3);
 /// How often they are asked how far the stream is; they have to move the guest.
 const ASK_BOTH_EVERY: Duration = Duration::from_millis(20);
 
@@ -35,6 +41,12 @@ pub(super) fn fate(
     mut old: Option<&mut Qmp>,
     watched: Option<Qmp>,
 ) -> Fate {
+    let process = handover.new.filter(ProcessId::is_seen);
+    let process = process.and_then(|new| ProcessHandle::open(Pid(new.pid)).ok());
+    if watched.is_none() {
+        // Whoever was here before may have died between the last look and what it decided.
+        process.iter().for_each(ProcessHandle::go_on);
+    }
     let mut knows = watched.is_some();
     let mut new = watched.or_else(|| handover.connect_new(folder));
     let deadline = Instant::now() + ARRIVES_WITHIN;
@@ -50,7 +62,7 @@ pub(super) fn fate(
             continue;
         }
         let Some(qmp) = &mut new else { break };
-        if qmp.has_resumed() {
+        if qmp.resumes_within(LISTENS) {
             return Fate::Moved(new);
         }
         // Asked before the new one's status: a guest that stands still arrives
@@ -76,7 +88,15 @@ pub(super) fn fate(
         }
         std::thread::sleep(POLL);
     }
-    // It is ended before anything is decided: it must not resume afterwards.
+    // It is ended before anything is decided: it must not resume afterwards, nor between the
+    // last look and its end.
+    if let Some(process) = &process {
+        process.halt(HALTS_WITHIN);
+        if new.as_mut().is_some_and(Qmp::has_resumed) {
+            process.go_on();
+            return Fate::Moved(new);
+        }
+    }
     if handover.new.is_some_and(|new| !kill(&new) && !new.is_seen()) {
         return Fate::Unknown;
     }
