@@ -1,7 +1,7 @@
 //! What a running QEMU is made of, by QMP and `/proc`, and whether Dewar can
 //! handle it. Nothing is changed.
 
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, RamFile};
 use dewar_guest::{DiskInfo, GuestError};
 use dewar_kernel::{Pid, huge_page_bytes, list_fds};
@@ -45,6 +45,13 @@ pub struct Discovered {
     pub machine: String,
 }
 
+/// QEMU's version, such as `7.2.22`.
+pub(crate) fn version(qmp: &mut Qmp) -> Result<String, QmpError> {
+    let told = qmp.execute("query-version", json!({}))?;
+    let part = |name: &str| told["qemu"][name].as_u64().unwrap_or(0);
+    Ok(format!("{}.{}.{}", part("major"), part("minor"), part("micro")))
+}
+
 /// Looks a guest over.
 ///
 /// # Errors
@@ -56,10 +63,10 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
         guest: name.clone(),
         cause,
     };
+    let version = version(qmp).map_err(|error| failed(error.to_string()))?;
     let mut ask = |command: &str, arguments: Value| {
         qmp.execute(command, arguments).map_err(|error| failed(error.to_string()))
     };
-    let version = ask("query-version", json!({}))?;
     let backends = ask("query-memdev", json!({}))?;
     let memory_devices = ask("query-memory-devices", json!({}))?;
     let migration = ask("query-migrate", json!({}))?;
@@ -84,11 +91,10 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
     if !reasons.is_empty() {
         return Err(GuestError::Unsupported { guest: name.clone(), reasons });
     }
-    let part = |name: &str| version["qemu"][name].as_u64().unwrap_or(0);
     Ok(Discovered {
         ram: Arc::new(ram),
         disks,
-        version: format!("{}.{}.{}", part("major"), part("minor"), part("micro")),
+        version,
         machine: machine.as_str().unwrap_or("").trim_end_matches("-machine").to_owned(),
     })
 }

@@ -276,7 +276,9 @@ fn forward(
         return Err(HandoverError::Lingers(handover.old.pid));
     }
     handover.renames.iter().for_each(remove_unanswered);
+    let mut version = None;
     if let Some(new) = &mut new {
+        version = crate::discover::version(new).ok();
         for later in &handover.later {
             problems.extend(open_later(new, later));
         }
@@ -289,7 +291,7 @@ fn forward(
     folder.set_record(&next)?;
     Journal::close(folder)?;
     folder.remove(FILE)?;
-    Ok(Moved { record: next, downtime_ms })
+    Ok(Moved { record: next, downtime_ms, version })
 }
 
 /// Removes the socket by whose name the old QEMU had what it could not rename.

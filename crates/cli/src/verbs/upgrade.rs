@@ -10,9 +10,9 @@ use crate::tracking::{self, Tracking, written_before};
 use crate::verbs::each::Each;
 use crate::verbs::run::find_program;
 use dewar_guest::{Guest, Health};
+use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::handover::{HandoverError, Moved, Plan};
 use dewar_guest_qemu::registry::GuestRecord;
-use dewar_guest_qemu::{Discovered, QemuGuest, discover};
 use dewar_memory::ProcessHandle;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -146,8 +146,7 @@ fn explain(failure: Failure, health: &Health) -> Failure {
 
 fn report(context: &Context, moved: &Moved, before: &str, ms: f64) -> Result<(), Failure> {
     let record = &moved.record;
-    let found = record.connect().ok().and_then(|mut qmp| discover(&mut qmp, record).ok());
-    let after = found.map_or_else(|| "?".to_owned(), |found: Discovered| found.version);
+    let after = moved.version.as_deref().unwrap_or("?");
     let stood = moved.downtime_ms.map(|ms| format!(", standing still for {ms} ms"));
     let mut text = format!(
         "{} runs in QEMU {after} as process {} (before: {before}) after {}{}",

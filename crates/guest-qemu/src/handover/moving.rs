@@ -38,6 +38,8 @@ pub struct Moved {
     pub record: GuestRecord,
     /// How long the guest stood still, as the old QEMU counts it.
     pub downtime_ms: Option<u64>,
+    /// Its new QEMU's version.
+    pub version: Option<String>,
 }
 
 impl Plan {

@@ -17,55 +17,111 @@ const NAMED: &str = "/machine/peripheral";
 const NAMELESS: &str = "/machine/peripheral-anon";
 
 /// Properties of devices that people set.
-const PROPERTIES: [&str; 49] = [
+const PROPERTIES: [&str; 105] = [
     "acpi-index",
     "addr",
+    "any_layout",
     "ats",
     "bootindex",
     "channel",
     "chardev",
     "chassis",
     "chassis_nr",
+    "cmd_per_lun",
+    "config-wce",
     "core-id",
+    "csum",
+    "ctrl_guest_offloads",
+    "ctrl_mac_addr",
+    "ctrl_rx",
+    "ctrl_rx_extra",
+    "ctrl_vlan",
+    "ctrl_vq",
+    "deflate-on-oom",
     "device_id",
     "die-id",
     "disable-legacy",
     "disable-modern",
+    "discard",
     "discard_granularity",
     "drive",
+    "duplex",
+    "event_idx",
+    "failover",
+    "free-page-hint",
+    "free-page-reporting",
+    "gso",
     "guest-cid",
+    "guest_announce",
+    "guest_csum",
+    "guest_ecn",
+    "guest_tso4",
+    "guest_tso6",
+    "guest_ufo",
+    "guest_uso4",
+    "guest_uso6",
+    "hash",
+    "host_ecn",
     "host_mtu",
+    "host_tso4",
+    "host_tso6",
+    "host_ufo",
+    "host_uso",
+    "hotplug",
+    "indirect_desc",
     "iommu_platform",
     "iothread",
     "logical_block_size",
     "lun",
     "mac",
+    "max-bytes",
+    "max-discard-sectors",
+    "max-write-zeroes-sectors",
     "max_ports",
+    "max_sectors",
     "mq",
+    "mrg_rxbuf",
     "multifunction",
     "name",
     "netdev",
     "nr",
     "num-queues",
+    "num_queues",
     "packed",
+    "page-poison",
+    "param_change",
+    "period",
     "physical_block_size",
     "port",
     "port_wwn",
     "product",
     "queue-size",
     "removable",
+    "report-discard-granularity",
+    "request-merging",
+    "rerror",
     "rombar",
     "romfile",
     "romsize",
     "rotation_rate",
+    "rss",
+    "rx_queue_size",
+    "scsi",
     "scsi-id",
+    "seg-max-adjust",
     "serial",
     "share-rw",
     "slot",
     "socket-id",
+    "speed",
     "thread-id",
+    "tx_queue_size",
     "vectors",
     "vendor",
+    "virtqueue_size",
+    "werror",
+    "write-cache",
+    "write-zeroes",
     "wwn",
 ];
 
@@ -80,12 +136,10 @@ pub(super) struct Device {
 
 /// Devices with a name.
 pub(super) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, QmpError> {
-    let mut found = Vec::new();
-    for (id, kind) in children(qmp, NAMED)? {
-        let came_later = came_later(qmp, &format!("{NAMED}/{id}"))?;
-        found.push(Device { id, kind, came_later });
-    }
-    Ok(found)
+    let all = children(qmp, NAMED)?;
+    let came_later = came_later(qmp, NAMED, &all)?;
+    let device = |((id, kind), came_later)| Device { id, kind, came_later };
+    Ok(all.into_iter().zip(came_later).map(device).collect())
 }
 
 /// Refuses a guest whose devices without a name are others than those that its command
@@ -93,11 +147,10 @@ pub(super) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, QmpError> {
 /// may be options that make more.
 pub(super) fn refuse_nameless(qmp: &mut Qmp, given: usize) -> Result<(), CurrentError> {
     let there = children(qmp, NAMELESS)?;
-    for (name, kind) in &there {
-        if came_later(qmp, &format!("{NAMELESS}/{name}"))? {
-            let why = format!("a device ({kind}) was plugged into it without an id");
-            return Err(CurrentError::Unknown(why));
-        }
+    let came_later = came_later(qmp, NAMELESS, &there)?;
+    if let Some(((_, kind), _)) = there.iter().zip(came_later).find(|(_, later)| *later) {
+        let why = format!("a device ({kind}) was plugged into it without an id");
+        return Err(CurrentError::Unknown(why));
     }
     // They are counted from zero.
     let has = |number: usize| there.iter().any(|(name, _)| *name == format!("device[{number}]"));
@@ -118,10 +171,20 @@ fn children(qmp: &mut Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError
     Ok(all.as_array().into_iter().flatten().filter_map(child).collect())
 }
 
-/// Whether a device was plugged in when QEMU had started.
-fn came_later(qmp: &mut Qmp, path: &str) -> Result<bool, QmpError> {
-    let asked = json!({"path": path, "property": "hotplugged"});
-    Ok(qmp.execute("qom-get", asked)? == true)
+/// Which of the devices at a place were plugged in when QEMU had started.
+fn came_later(
+    qmp: &mut Qmp,
+    place: &str,
+    devices: &[(String, String)],
+) -> Result<Vec<bool>, QmpError> {
+    let path = |name: &String| format!("{place}/{name}");
+    let asked = devices.iter().map(|(name, _)| get(&path(name), "hotplugged"));
+    let told = qmp.execute_all("qom-get", asked)?;
+    Ok(told.into_iter().map(|later| later == true).collect())
+}
+
+fn get(path: &str, property: &str) -> Value {
+    json!({"path": path, "property": property})
 }
 
 /// A device that was plugged in, as `-device` takes it.
@@ -136,23 +199,20 @@ pub(super) fn arguments_of(
         return Err(CurrentError::Unknown(why));
     }
     let path = format!("{NAMED}/{id}");
-    let mut get = |property: &str| {
-        let value = qmp.execute("qom-get", json!({"path": path, "property": property}));
-        value.unwrap_or(Value::Null)
-    };
+    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
+    let about = |name: &&str| told.as_array()?.iter().find(|it| it["name"] == **name);
+    let its: Vec<(&str, &Value)> =
+        PROPERTIES.iter().filter_map(|name| Some((*name, about(name)?))).collect();
+    let asked = ["parent_bus"].into_iter().chain(its.iter().map(|(name, _)| *name));
+    let mut values =
+        qmp.execute_all("qom-get", asked.map(|property| get(&path, property)))?.into_iter();
     let mut device = Map::new();
     device.insert("driver".to_owned(), kind.clone().into());
     device.insert("id".to_owned(), id.clone().into());
-    if let Some(bus) = get("parent_bus").as_str().and_then(last) {
+    if let Some(bus) = values.next().unwrap_or_default().as_str().and_then(last) {
         device.insert("bus".to_owned(), bus.into());
     }
-    let values: Vec<(&str, Value)> = PROPERTIES.iter().map(|name| (*name, get(name))).collect();
-    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
-    for (name, value) in values {
-        let Some(about) = told.as_array().into_iter().flatten().find(|it| it["name"] == name)
-        else {
-            continue;
-        };
+    for ((name, about), value) in its.into_iter().zip(values) {
         let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
         let value = match &value {
             Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),

@@ -15,6 +15,23 @@ use std::collections::BTreeMap;
 /// Where QEMU has devices: those with a name, those without, and its own.
 const PLACES: [&str; 3] = ["/machine/peripheral", "/machine/peripheral-anon", OWN];
 const OWN: &str = "/machine/unattached";
+/// What every PC has on no PCI bus.
+const NEVER_PCI: [&str; 14] = [
+    "System",
+    "fw_cfg_io",
+    "hpet",
+    "i8042",
+    "i8257",
+    "ioapic",
+    "mc146818rtc",
+    "port92",
+    "smbus-eeprom",
+    "virtio-net-device",
+    "virtserialport",
+    "vmgenid",
+    "vmmouse",
+    "vmport",
+];
 /// `romsize` of a device that has none.
 const NO_ROM: u64 = u32::MAX as u64;
 
@@ -36,26 +53,40 @@ pub(super) fn keep_rom_sizes(qmp: &mut Qmp, line: &mut Vec<String>) -> Result<()
 
 /// The kinds of devices that have ROMs, and all sizes of them.
 fn rom_sizes(qmp: &mut Qmp) -> Result<BTreeMap<String, Vec<u64>>, QmpError> {
-    let mut found = BTreeMap::<String, Vec<u64>>::new();
-    for place in PLACES {
-        let children = ask(qmp, "qom-list", json!({"path": place}))?;
+    let all = qmp.execute_all("qom-list", PLACES.map(|path| json!({"path": path})))?;
+    let mut devices = Vec::new();
+    for (place, children) in PLACES.iter().zip(&all) {
         for child in children.as_array().into_iter().flatten() {
             let (Some(name), Some(kind)) = (child["name"].as_str(), kind(child)) else { continue };
-            if qmp.has_no_rom(kind) {
-                continue;
-            }
-            let get = json!({"path": format!("{place}/{name}"), "property": "romsize"});
-            let Some(size) = ask(qmp, "qom-get", get)?.as_u64() else {
-                qmp.note_no_rom(kind);
-                continue;
-            };
-            let sizes = found.entry(kind.to_owned()).or_default();
-            if size != NO_ROM && !sizes.contains(&size) {
-                sizes.push(size);
+            if !is_never_pci(kind) && !qmp.has_no_rom(kind) {
+                devices.push((kind.to_owned(), format!("{place}/{name}")));
             }
         }
     }
+    let get = |(_, path): &(String, String)| json!({"path": path, "property": "romsize"});
+    let sizes = qmp.execute_all("qom-get", devices.iter().map(get))?;
+    let mut found = BTreeMap::<String, Vec<u64>>::new();
+    for ((kind, _), size) in devices.into_iter().zip(sizes) {
+        let Some(size) = size.as_u64() else {
+            qmp.note_no_rom(&kind);
+            continue;
+        };
+        let sizes = found.entry(kind).or_default();
+        if size != NO_ROM && !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
     Ok(found)
+}
+
+/// Whether devices of a kind, of those that every PC has, are on no PCI bus: only there are
+/// ROMs. Of others QEMU is asked. (Its list of the kinds that are, it cannot give without
+/// loading all its modules.)
+fn is_never_pci(kind: &str) -> bool {
+    kind.starts_with("isa-")
+        || kind.starts_with("kvm")
+        || kind.ends_with("-cpu")
+        || NEVER_PCI.contains(&kind)
 }
 
 /// The kinds of QEMU's own devices.

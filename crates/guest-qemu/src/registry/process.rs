@@ -1,5 +1,6 @@
 //! Processes, by more than a number that others may have later.
 
+use dewar_kernel::{Pid, ProcessHandle};
 use procfs::ProcError;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,10 @@ impl ProcessId {
     /// Waits up to `time` for its end; says whether it came.
     pub fn ends_within(&self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
+        let pinned = ProcessHandle::open(Pid(self.pid)).ok().filter(|_| self.is_seen());
+        if let Some(process) = pinned {
+            process.ends_within(time);
+        }
         while self.is_alive() {
             if Instant::now() > deadline {
                 return false;
