@@ -46,6 +46,23 @@ fn record(lab: &Lab, name: &str) -> Value {
 }
 
 #[test]
+fn what_a_qemu_would_truncate_is_kept_when_it_thaws() {
+    let lab = common::lab();
+    let log = lab.path().join("log");
+    let extra = ["-D", &log.display().to_string(), "-d", "unimp"].map(str::to_owned).to_vec();
+    let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    for round in ["first", "second"] {
+        fs::write(&log, round).expect("as QEMU writes");
+        lab.dewar(&["freeze", "g"]).done();
+        lab.dewar(&["thaw", "g"]).done();
+    }
+    assert_whole(&lab, &mut guest, "two thaws");
+    let kept = ["log.1", "log.2"].map(|name| fs::read_to_string(lab.path().join(name)));
+    assert_eq!(kept.map(|text| text.expect("kept")), ["first", "second"]);
+}
+
+#[test]
 fn a_frozen_guest_goes_on_and_so_does_its_chain() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");

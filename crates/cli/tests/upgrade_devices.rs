@@ -478,6 +478,42 @@ fn ports_lead_to_their_own_networks_where_one_was_plugged_in() {
     }
 }
 
+#[test]
+fn a_display_that_no_option_names_keeps_its_port() {
+    let test = "a_display_that_no_option_names_keeps_its_port";
+    let lab = common::lab();
+    let folder = lab.guest_folder("g").expect("folder");
+    let user = folder.join("user.qmp");
+    let mut line = spec(&[]).command(&folder).expect("command");
+    let at = line.iter().position(|word| word == "-display").expect("-display none");
+    line.drain(at..at + 2);
+    line.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", user.display())]);
+    let ran = lab.dewar(&[&["run", "g", "--"], &words(&line)[..]].concat());
+    if ran.code != 0 {
+        println!("SKIPPED {test}: this QEMU wants a window: {}", ran.stderr.trim());
+        return;
+    }
+    let mut guest = lab.reach("g").expect("it boots");
+    let ask = || {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        qmp.execute("query-vnc", json!({})).expect("query-vnc")
+    };
+    let port = ask()["service"].as_str().map(str::to_owned);
+    let Some(port) = port else {
+        println!("SKIPPED {test}: this QEMU has no display over VNC by itself");
+        return;
+    };
+    for round in 0..2 {
+        upgrade(&lab, &mut guest, &[]);
+        assert_eq!(ask()["service"], port.as_str(), "round {round}");
+        let address = SocketAddr::from(([127, 0, 0, 1], port.parse().expect("a port")));
+        let mut screen = TcpStream::connect(address).expect("VNC");
+        let mut greeting = [0; 3];
+        screen.read_exact(&mut greeting).expect("a greeting");
+        assert_eq!(&greeting, b"RFB");
+    }
+}
+
 /// Devices without a name, by their paths.
 fn nameless(qmp: &mut Qmp) -> Vec<String> {
     let below = "/machine/peripheral-anon";
@@ -524,12 +560,20 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
     unplug(now.iter().find(|path| !given.contains(path)).expect("plugged in"));
     // Under a name of the command line, but another.
     unplug("named");
-    ask("device_add", json!({"driver": "virtio-balloon-pci", "id": "named", "bus": "rp2"}));
+    // The guest knows of that feature: a device without it would not take its state.
+    ask(
+        "device_add",
+        json!({
+            "driver": "virtio-balloon-pci", "id": "named", "bus": "rp2", "deflate-on-oom": true,
+        }),
+    );
     upgrade(&lab, &mut guest, &[]);
     lab.dewar(&["freeze", "g"]).done();
     lab.dewar(&["thaw", "g"]).done();
     let kind = ask("qom-get", json!({"path": path_of("named"), "property": "type"}));
     assert_eq!(kind, "virtio-balloon-pci");
+    let about = json!({"path": path_of("named"), "property": "deflate-on-oom"});
+    assert_eq!(ask("qom-get", about), true);
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
     let rng = given

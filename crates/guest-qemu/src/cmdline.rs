@@ -10,6 +10,7 @@ mod memory;
 mod old_style;
 mod options;
 mod restore;
+mod truncated;
 
 pub(crate) use exclusive::ASIDE;
 pub use exclusive::{Descriptors, Holder, Later, Rename, TakenOver, inherited, take_over};
@@ -20,3 +21,4 @@ pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
 pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore, without_ram_paths};
+pub(crate) use truncated::keep_truncated;

@@ -13,7 +13,9 @@
 //! it. What was kept stays until it is known to run; should QEMU die before, the
 //! guest is frozen again only if its memory is, byte for byte, what it was.
 
-use crate::cmdline::{Descriptors, RunPlan, TakenOver, Unsupported, inherited, take_over};
+use crate::cmdline::{
+    Descriptors, RunPlan, TakenOver, Unsupported, inherited, keep_truncated, take_over,
+};
 use crate::guest::QemuGuest;
 use crate::handover::{
     Forward, HandoverError, add_forwards, current_line, forwards, missing_file, named_ram,
@@ -180,6 +182,10 @@ pub fn start(
     }
     let run = plan(folder, record, machine)
         .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
+    keep_truncated(&record.arguments, &record.folder).map_err(|error| {
+        let why = format!("what QEMU would truncate cannot be kept: {error}");
+        HandoverError::Unsupported(record.name.clone(), why)
+    })?;
     let log = folder.file("console.log");
     Ok(launch(&record.program, &run, &record.folder, &log, &socket, Inherited::default())?)
 }

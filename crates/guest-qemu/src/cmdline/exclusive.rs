@@ -13,10 +13,13 @@
 //! neither held at its start nor set back to a snapshot. Descriptors that came from another
 //! stay as they are where the QEMU before is gone: whoever starts the next may hand it the same.
 
+mod vnc;
+
 use super::old_style::modern;
 use super::options::{Argument, Properties, Unsupported, arguments};
+use super::truncated::truncated;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +27,6 @@ use std::path::{Path, PathBuf};
 pub(crate) const ASIDE: [&str; 2] = ["~", "~2"];
 /// What the address of a unix socket has room for (`sun_path` in unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
-/// The port of VNC's display 0.
-const VNC_PORT: u16 = 5900;
 /// Where `-s` listens.
 const GDB: &str = "tcp::1234";
 const USER_NETWORK: &str = "open connections through user-mode networking end";
@@ -33,8 +34,7 @@ const USER_NETWORK: &str = "open connections through user-mode networking end";
 const FREE_NETDEVS: [&str; 3] = ["none", "nic", "hubport"];
 const ADD_FD: &str = "its descriptors came from another and are known to QEMU alone";
 /// Options with which no second QEMU can be started, and why.
-const REFUSED: [(&str, &str); 4] = [
-    ("D", "it would truncate its log file"),
+const REFUSED: [(&str, &str); 3] = [
     ("readconfig", "what its file holds is not known"),
     ("spice", "its ports cannot be handed over"),
     ("tpmdev", "its emulator serves one QEMU only"),
@@ -145,16 +145,15 @@ impl Rewriter<'_> {
         let option = words[0].clone();
         let beside = self.holder.is_some();
         let with = |value: String| Ok(vec![option.clone(), value]);
+        if let Some((option, _)) = truncated(argument).filter(|_| beside) {
+            return Err(Unsupported(format!("{option}: it would truncate its file")));
+        }
         match argument.name {
             "S" | "mem-prealloc" => Ok(Vec::new()),
             // It was started so; its state comes from elsewhere now.
             "loadvm" | "incoming" => Ok(Vec::new()),
             "object" => {
                 let object = Properties::parse(value)?;
-                if beside && object.get("qom-type", "qom-type").as_deref() == Some("filter-dump") {
-                    let why = "-object filter-dump: it would truncate its file";
-                    return Err(Unsupported(why.to_owned()));
-                }
                 with(without_prealloc(object, value))
             }
             "chardev" => {
@@ -174,13 +173,14 @@ impl Rewriter<'_> {
                 "add-fd" => Err(Unsupported(format!("-add-fd: {ADD_FD}"))),
                 "pidfile" => with(self.aside(value)?),
                 "vnc" => with(self.vnc(value)?),
+                "display" if value.starts_with("vnc=") => {
+                    let vnc = self.vnc(value.trim_start_matches("vnc="))?;
+                    Ok(vec!["-vnc".to_owned(), vnc])
+                }
                 "s" | "gdb" => {
                     let address = if name == "s" { GDB } else { value };
                     self.later(Later::Monitor(format!("gdbserver {address}")));
                     Ok(Vec::new())
-                }
-                "trace" if value.contains("file=") => {
-                    Err(Unsupported("-trace: it would truncate its file".to_owned()))
                 }
                 "device" => {
                     let kind = Properties::parse(value)?.get("driver", "driver");
@@ -385,33 +385,6 @@ impl Rewriter<'_> {
         let numbers = self.note(option, &fds);
         set_text(netdev, if fds.len() == 1 { "fd" } else { "fds" }, &numbers);
         Ok(())
-    }
-
-    /// VNC waits on a unix socket until its port is free.
-    fn vnc(&mut self, value: &str) -> Result<String, Unsupported> {
-        let (address, rest) = value.split_once(',').unwrap_or((value, ""));
-        let settings = Properties::parse(rest)?;
-        let refused = |why: &str| Err(Unsupported(format!("-vnc {address}: {why}")));
-        let unknown = ["websocket", "to"].iter().any(|key| settings.get(key, "").is_some());
-        if unknown || settings.switch("reverse") == Some(true) {
-            return refused("its connection cannot be handed over");
-        }
-        let address = match address.strip_prefix("unix:") {
-            _ if address == "none" => return Ok(value.to_owned()),
-            Some(path) => self.aside(path)?,
-            None => {
-                let Some((host, display)) = address.rsplit_once(':') else {
-                    return refused("not understood");
-                };
-                let Ok(display) = display.parse::<u16>() else { return refused("not understood") };
-                let host = host.trim_matches(['[', ']']);
-                let port = (VNC_PORT + display).to_string();
-                self.later(Later::Vnc(json!([{"type": "inet", "host": host, "port": port}])));
-                self.scratch.join("vnc.sock").display().to_string()
-            }
-        };
-        let rest = if rest.is_empty() { String::new() } else { format!(",{rest}") };
-        Ok(format!("unix:{address}{rest}"))
     }
 }
 

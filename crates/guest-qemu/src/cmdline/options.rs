@@ -147,7 +147,7 @@ impl Properties {
             Self::Json(_) => false,
         };
         match self.get(key, "").as_deref() {
-            Some("on" | "yes" | "true") => Some(true),
+            Some("on" | "yes" | "true" | "y") => Some(true),
             Some(_) => Some(false),
             None if bare(key) => Some(true),
             None if bare(&format!("no{key}")) => Some(false),

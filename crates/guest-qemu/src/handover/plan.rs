@@ -11,6 +11,7 @@ use crate::cmdline::{
 };
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
+use crate::qmp::Qmp;
 use crate::registry::{GuestRecord, RamFile};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -18,6 +19,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+const TERMINAL: &str = "it leaves the terminal that it was started on: what it prints there \
+                        goes to its console.log, and nobody types to it";
 /// Why a sleeping guest is left where it is.
 pub(crate) const ASLEEP: &str = "it sleeps (ACPI S3), and could not be woken after; wake it first";
 
@@ -68,8 +71,14 @@ impl Plan {
         let mut files = OpenFiles::of(process, qmp)
             .map_err(|error| unfit(format!("its open files: {error}")))?;
         let known = &record.descriptors;
-        let taken = take_over(&line, &record.folder, &scratch, Some(&mut files), known)
+        let mut taken = take_over(&line, &record.folder, &scratch, Some(&mut files), known)
             .map_err(|why| unfit(why.to_string()))?;
+        if let Some((host, port)) = unnamed_vnc(qmp, &line) {
+            taken.vnc_at(&host, &port, &scratch);
+        }
+        if record.adopted && is_on_terminal(&line) {
+            taken.losses.push(TERMINAL.to_owned());
+        }
         let (machine, socket) = (&guest.found.machine, guest.folder.file(SOCKET));
         let run = plan_on_its_ram(&taken.line, &record, machine, &socket)
             .map_err(|why| unfit(why.to_string()))?;
@@ -85,6 +94,29 @@ impl Plan {
     pub fn losses(&self) -> &[String] {
         &self.taken.losses
     }
+}
+
+/// Where a guest's display is that QEMU has over VNC because no option names one, and it
+/// was built, or installed, without windows (`qemu_create_default_display`, "to=99").
+fn unnamed_vnc(qmp: &mut Qmp, line: &[String]) -> Option<(String, String)> {
+    let names_one = ["display", "vnc", "nographic", "spice"];
+    if arguments(line).iter().any(|argument| names_one.contains(&argument.name)) {
+        return None;
+    }
+    let told = qmp.execute("query-vnc", json!({})).ok()?;
+    let text = |key: &str| Some(told[key].as_str()?.to_owned());
+    (told["enabled"] == true).then(|| text("host").zip(text("service")))?
+}
+
+/// Whether a QEMU has the terminal that it was started on.
+fn is_on_terminal(line: &[String]) -> bool {
+    let ports = ["serial", "parallel", "monitor", "qmp", "qmp-pretty", "debugcon", "chardev"];
+    arguments(line).iter().any(|argument| {
+        let value = argument.value.unwrap_or_default();
+        argument.name == "nographic"
+            || ports.contains(&argument.name)
+                && value.trim_start_matches("mon:").split(',').next() == Some("stdio")
+    })
 }
 
 /// What must end before a guest can leave its QEMU.
