@@ -60,6 +60,32 @@ fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std
     (child.expect("QEMU"), qmp)
 }
 
+#[test]
+fn an_adopted_guest_moves_and_freezes() {
+    let lab = common::lab();
+    let ram = format!("/dev/shm/adopt-move-{}", std::process::id());
+    let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
+    let (mut child, qmp) =
+        start(&lab, "a", &["-object", &object, "-machine", "memory-backend=m"], None);
+    lab.dewar(&["adopt", "a", "--qmp", &qmp.display().to_string()]).done();
+    let reach = || Console::connect(&lab.path().join("a/console")).expect("console");
+    let mut console = reach();
+    console.wait_ready(Duration::from_secs(120)).expect("boots");
+    console.ask("check 4000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "a"]).done();
+    lab.dewar(&["upgrade", "a"]).done();
+    // Of ours: nobody else waits for its end.
+    child.wait().expect("the old one has ended");
+    reach().ask("verify").expect("consistent after the upgrade");
+    let told = lab.dewar(&["checkpoint", "a"]).done().json();
+    assert_eq!(told["tracked"], true, "{told}");
+    lab.dewar(&["freeze", "a"]).done();
+    lab.dewar(&["thaw", "a"]).done();
+    reach().ask("verify").expect("consistent after the thaw");
+    lab.dewar(&["stop", "a", "--now"]).done();
+    std::fs::remove_file(ram).expect("the user's own file stays");
+}
+
 fn adopt_and_save(user: Option<&str>) {
     let lab = common::lab();
     let ram = format!("/dev/shm/adopt-test-{}-{}", std::process::id(), user.unwrap_or("root"));

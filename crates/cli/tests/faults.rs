@@ -340,3 +340,20 @@ fn a_disk_full_at_any_time_of_a_freeze_loses_no_guest() {
 fn a_disk_full_at_any_time_of_a_thaw_loses_no_guest() {
     without_room(&["thaw", "g"], Some(&["freeze", "g"]));
 }
+
+#[test]
+fn a_disk_full_at_any_time_of_a_checkpoint_loses_no_guest() {
+    without_room(&["checkpoint", "g", "--full"], None);
+}
+
+/// Also when the guest has moved, and what is its own is being given to its new QEMU.
+#[test]
+fn an_upgrade_killed_at_any_change_loses_no_guest() {
+    with_each(&["upgrade", "g"], None, (CHANGES, |_| true), Fault::Killed);
+}
+
+#[test]
+fn a_freeze_and_a_thaw_killed_at_any_change_lose_no_guest() {
+    with_each(&["freeze", "g"], None, (CHANGES, |_| true), Fault::Killed);
+    with_each(&["thaw", "g"], Some(&["freeze", "g"]), (CHANGES, |_| true), Fault::Killed);
+}

@@ -376,10 +376,13 @@ fn six_idle_guests_at_once() {
             lab.run(&format!("g{number}"), &spec).expect("guest")
         })
         .collect();
+    let before = qemus(&lab);
     let told =
         lab.dewar(&["upgrade", "--all", "--qemu", &next.display().to_string()]).done().json();
     assert_eq!(told["done"], 6, "{told}");
-    assert_eq!(qemus(&lab).len(), 6);
+    let after = qemus(&lab);
+    assert_eq!(after.len(), 6);
+    assert!(after.iter().all(|pid| !before.contains(pid)), "{before:?} {after:?}");
     for guest in &mut guests {
         guest.console = Console::connect(&guest.folder.join("console")).expect("console");
         guest.console.ask("count").expect("it runs");
