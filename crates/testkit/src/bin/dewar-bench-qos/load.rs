@@ -1,7 +1,5 @@
 //! What is to be hashed when.
 
-use crate::run::SubjectKind;
-
 /// Jobs a second.
 pub const RATE: f64 = 30.0;
 /// The time that a job has, in milliseconds.
@@ -57,15 +55,15 @@ impl LoadKind {
 }
 
 impl Load {
-    pub fn new(kind: LoadKind, subject: SubjectKind, ms_per_mb: f64) -> Self {
+    pub fn new(kind: LoadKind, ms_per_mb: f64) -> Self {
         let full = NEARLY_FULL * PERIOD_MS / ms_per_mb;
         let bytes = |mb: f64| (mb * 1e6) as u64;
         let steps = match kind {
             LoadKind::Ramp => {
-                // 0.2 MB a step, as the paper. A process hashes so fast that this would
-                // be 1 % of a CPU: there the steps are those of a CPU a fifth as fast.
-                let step = if subject == SubjectKind::Guest { 0.2 } else { 1.0 };
-                let count = (full / step).floor().clamp(2.0, 30.0) as u64;
+                // 0.2 MB a step, as the paper. Who hashes so fast that this would be some
+                // 1 % of a CPU has the steps of a CPU a fifth as fast.
+                let step = if full > 30.0 * 0.2 { 1.0 } else { 0.2 };
+                let count = (full / step).floor().max(2.0) as u64;
                 (1..=count).map(|nth| (3.0, bytes(step * nth as f64))).collect()
             }
             LoadKind::Steps => {

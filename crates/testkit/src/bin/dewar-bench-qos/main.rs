@@ -44,7 +44,7 @@ fn main() -> Result<()> {
         // A process is not checkpointed by us.
         let has = |kind: &&LoadKind| **kind != LoadKind::Own || *subject == SubjectKind::Guest;
         for kind in plan.loads.iter().filter(has) {
-            let load = Load::new(*kind, *subject, bench.ms_per_mb());
+            let load = Load::new(*kind, bench.ms_per_mb());
             let hogs = Hogs::start(if kind.has_hogs() { plan.hogs } else { 0 })?;
             let checkpoints = match kind {
                 LoadKind::Checkpoints => Some(Checkpoints::of_another(&lab)?),
