@@ -9,7 +9,7 @@ use dewar_testkit::{GuestSpec, Lab, TestGuest, is_alive, kill, wait_until, wait_
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Every step boundary of a checkpoint.
 const STEPS: [&str; 16] = [
@@ -165,20 +165,25 @@ fn dewar_killed_at_random_times() {
     let before = scene.store_files();
     let images = scene.images();
     let (mut cut_short, mut guardians) = (0, 0);
-    for round in 0..14u64 {
+    // All over the time that one takes here, and a little beyond.
+    let began = Instant::now();
+    let told = scene.lab.dewar(&["checkpoint", "random"]).done().json();
+    let took = began.elapsed().mul_f64(1.3);
+    scene.lab.dewar(&["delete", told["checkpoint"].as_str().expect("id")]).done();
+    for round in 0..14u32 {
         let mut child = scene
             .lab
             .command(&["checkpoint", "random"])
             .stdout(std::process::Stdio::null())
             .spawn()
             .expect("dewar");
-        std::thread::sleep(Duration::from_micros(20_000 + round * 48_271 % 700_000));
+        std::thread::sleep(took * (2 * (round * 5 % 14) + 1) / 28);
         let guardian = common::started(child.id() as i32, "__guardian");
         let _ = child.kill();
         child.wait().expect("wait");
         if let Some(guardian) = guardian.filter(|_| round % 2 == 1) {
             // While it puts the guest back.
-            std::thread::sleep(Duration::from_micros(round * 7_919 % 50_000));
+            std::thread::sleep(Duration::from_micros(u64::from(round) * 7_919 % 50_000));
             kill(guardian, Signal::KILL);
             wait_while_alive(guardian);
             guardians += 1;

@@ -299,6 +299,11 @@ fn what_only_one_can_have_is_made_aside_taken_over_or_left_out() {
         ("-netdev tap,id=u,fd=3", "-netdev tap,id=u,fd=103".to_owned()),
         ("-vnc unix:/v,password=on", "-vnc unix:/v~,password=on".to_owned()),
         ("-vnc 127.0.0.1:3", "-vnc unix:/scratch/vnc.sock".to_owned()),
+        ("-display vnc=127.0.0.1:3", "-vnc unix:/scratch/vnc.sock".to_owned()),
+        (
+            "-chardev socket,id=a,path=/a,server=y",
+            format!("{CHARDEV}id=a,path=/a~,server=y,wait=off"),
+        ),
         (
             "-object memory-backend-file,id=m,prealloc=on,discard-data=on,mem-path=/m",
             "-object memory-backend-file,id=m,mem-path=/m".to_owned(),
@@ -322,6 +327,8 @@ fn what_only_one_can_have_is_made_aside_taken_over_or_left_out() {
         "-vnc :0,to=9",
         "-device usb-host,hostbus=1",
         "-object filter-dump,id=f,file=x",
+        "-trace enable=a,file=x",
+        "-device usb-kbd,pcap=x",
     ] {
         assert!(take(line, true, &Descriptors::new()).is_err(), "{line}");
     }
