@@ -2,8 +2,7 @@
 //! beside them (docs/interop/qmp-spec in QEMU's sources).
 //!
 //! QEMU reads commands a byte at a time (`monitor_can_read` in its monitor/monitor.c), and
-//! goes once around its event loop for each: 7 µs a byte on the machine of the
-//! measurements, while the guest waits. So nothing is said that need not be.
+//! goes once around its event loop for each. So nothing is said that need not be.
 
 use crate::registry::ProcessId;
 use rustix::io::Errno;

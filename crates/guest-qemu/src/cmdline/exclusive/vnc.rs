@@ -11,10 +11,13 @@ const VNC_PORT: u16 = 5900;
 impl TakenOver {
     /// A display over VNC that no option names: it goes on as one that an option names.
     pub(crate) fn vnc_at(&mut self, host: &str, port: &str, scratch: &Path) {
-        let address = json!([{"type": "inet", "host": host, "port": port}]);
-        self.later.push(Later::Vnc(address));
+        self.later.push(listening_at(host, port));
         self.line.extend(["-vnc".to_owned(), format!("unix:{}", vnc_socket(scratch).display())]);
     }
+}
+
+fn listening_at(host: &str, port: &str) -> Later {
+    Later::Vnc(json!([{"type": "inet", "host": host, "port": port}]))
 }
 
 /// Where VNC waits until its port is free.
@@ -42,7 +45,7 @@ impl Rewriter<'_> {
                 let Ok(display) = display.parse::<u16>() else { return refused("not understood") };
                 let host = host.trim_matches(['[', ']']);
                 let port = (VNC_PORT + display).to_string();
-                self.later(Later::Vnc(json!([{"type": "inet", "host": host, "port": port}])));
+                self.later(listening_at(host, &port));
                 vnc_socket(self.scratch).display().to_string()
             }
         };
