@@ -400,7 +400,7 @@ impl Controller {
         self.laws.remove(index);
         self.counted.remove(index);
         // Of a program that makes a thread for each of its jobs there would be ever more.
-        self.entry.saved.retain(SavedTask::is_there);
+        self.entry.saved.retain(|saved| !saved.has_ended());
         self.next = None;
     }
 }

@@ -15,8 +15,9 @@
 use crate::weight::Group;
 use crate::{QosError, give_back};
 use dewar_guest_qemu::registry::ProcessId;
-use dewar_kernel::{Reservation, Scheduling, Task, deadline_limit};
+use dewar_kernel::{KernelError, Reservation, Scheduling, Task, deadline_limit};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
@@ -157,6 +158,16 @@ impl SavedTask {
     /// Whether that is still the thread that it was.
     pub fn is_there(&self) -> bool {
         self.task().started() == Some(self.started)
+    }
+
+    /// Whether it is known to have ended. One that cannot be looked at, for want of
+    /// descriptors say, is still to be given back.
+    pub fn has_ended(&self) -> bool {
+        let gone = |error: KernelError| error.errno() == Some(Errno::SRCH.raw_os_error());
+        match self.task().started() {
+            Some(started) => started != self.started,
+            None => self.task().scheduling().is_err_and(gone),
+        }
     }
 
     /// How it was.

@@ -1,7 +1,7 @@
 //! Who is admitted, where files are damaged, old, or cannot be written.
 
 use dewar_kernel::{Scheduling, Task};
-use dewar_qos::{Entry, Ledger, Owner, Promise, QosError, Seen};
+use dewar_qos::{Entry, Ledger, Owner, Promise, QosError, SavedTask, Seen};
 use dewar_testkit::SmallDisk;
 use std::fs;
 use std::process::{Child, Command};
@@ -145,4 +145,22 @@ fn a_place_that_was_kept_is_given_to_nobody_else() {
     foreign.controller.started += 1;
     let refused = ledger.admit(&mut foreign, &[next.task()], false);
     assert!(matches!(refused, Err(QosError::Held(_))), "{refused:?}");
+}
+
+#[test]
+fn a_thread_that_ended_is_told_from_one_that_is_there() {
+    let own_task = || Task {
+        process: std::process::id() as i32,
+        thread: rustix::thread::gettid().as_raw_nonzero().get(),
+    };
+    let here = SavedTask::of(own_task()).expect("this thread");
+    let there = std::thread::spawn(move || SavedTask::of(own_task()).expect("that thread"));
+    let there = there.join().expect("it ends");
+    assert!(!here.has_ended());
+    // The kernel may take a moment.
+    let began = std::time::Instant::now();
+    while !there.has_ended() && began.elapsed() < std::time::Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    assert!(there.has_ended());
 }
