@@ -3,7 +3,9 @@
 mod common;
 
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, guest_files, kill, wait_until, wait_while_alive};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, Ran, guest_files, kill, wait_until, wait_while_alive,
+};
 use rustix::process::Signal;
 use serde_json::json;
 use std::path::Path;
@@ -84,6 +86,19 @@ fn an_adopted_guest_moves_and_freezes() {
     reach().ask("verify").expect("consistent after the thaw");
     lab.dewar(&["stop", "a", "--now"]).done();
     std::fs::remove_file(ram).expect("the user's own file stays");
+}
+
+/// From a PID namespace where it has no number: a container beside it.
+#[test]
+fn a_guest_that_cannot_be_seen_is_not_adopted() {
+    let lab = common::lab();
+    let _guest = lab.run("g", &GuestSpec::default()).expect("guest");
+    let qmp = lab.root().join("guests/g/qmp.sock").display().to_string();
+    let adopt = lab.command(&["adopt", "a", "--qmp", &qmp]);
+    let mut inside = Command::new("unshare");
+    inside.args(["--pid", "--fork", "--mount-proc"]).arg(adopt.get_program());
+    let ran = Ran::of(&inside.args(adopt.get_args()).output().expect("unshare"));
+    ran.failed(1, &["cannot be seen from this PID namespace"]);
 }
 
 fn adopt_and_save(user: Option<&str>) {

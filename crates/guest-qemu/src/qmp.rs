@@ -5,6 +5,7 @@
 //! goes once around its event loop for each. So nothing is said that need not be.
 
 use crate::registry::ProcessId;
+use dewar_kernel::peer_of;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -45,6 +46,9 @@ pub enum QmpError {
     /// It answers, but it is another than was meant.
     #[error("another process ({0}) answers on its QMP socket")]
     Stranger(i32),
+    /// It is of a PID namespace outside this one.
+    #[error("the process that answers on its QMP socket cannot be seen from this PID namespace")]
+    Unseen,
     /// Another program holds the QMP socket.
     #[error(
         "QEMU does not greet on its QMP socket: another program is connected to it, or it is not \
@@ -129,11 +133,10 @@ impl Qmp {
     /// listen.
     ///
     /// # Errors
-    /// Where the kernel does not tell.
+    /// Where it has none here, or the kernel does not tell.
     pub fn peer_pid(&self) -> Result<i32, QmpError> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.stream)
-            .map_err(|error| QmpError::Socket(error.into()))?;
-        Ok(credentials.pid.as_raw_nonzero().get())
+        let peer = peer_of(&self.stream).map_err(|error| QmpError::Socket(error.cause))?;
+        peer.map(|pid| pid.0).ok_or(QmpError::Unseen)
     }
 
     /// Runs a command and returns what it returns.

@@ -26,7 +26,7 @@ pub use mapping::{
     nonzero_ranges,
 };
 pub use pagemap::{Pagemap, ScannedRange};
-pub use process::{Pid, ProcessHandle, RemoteFd, list_fds};
+pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};
 pub use remote::{UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, userfaultfd_of};
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, threads_of};
 pub use sched::{ThreadActivity, ThreadId};

@@ -4,7 +4,8 @@ use crate::{KernelError, Task, threads_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,32 @@ pub struct Pid(pub i32);
 impl std::fmt::Display for Pid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "process {}", self.0)
+    }
+}
+
+/// Who listens at the other end, as it was when it began to (`SO_PEERCRED`, unix(7));
+/// nobody, if that process has no number here: it is of a PID namespace outside this one.
+///
+/// # Errors
+/// Where the kernel does not tell.
+// Not by rustix, whose numbers of processes cannot be 0 and whose function takes it for one.
+pub fn peer_of(socket: &UnixStream) -> Result<Option<Pid>, KernelError> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the socket is open as long as it is borrowed, and the kernel writes at most
+    // `bytes` bytes, the size of `peer`, which any bytes are a value of.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut bytes,
+        )
+    };
+    match answer {
+        0 => Ok((peer.pid > 0).then_some(Pid(peer.pid))),
+        _ => Err(KernelError::last("getsockopt", "a unix socket")),
     }
 }
 

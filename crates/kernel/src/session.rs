@@ -1,5 +1,5 @@
 use crate::KernelError;
-use rustix::process::{getpid, getsid};
+use rustix::process::getpid;
 use std::fs::{self, File};
 use std::io::Write;
 
@@ -20,7 +20,10 @@ impl OwnSession {
     /// CAP_SYS_ADMIN: others are refused twice in 100 ms (kernel/sched/autogroup.c), and
     /// might not get back from a low weight.
     pub fn of_this_process() -> Option<Self> {
-        if getsid(None) != Ok(getpid()) {
+        // Not by rustix, whose numbers of processes cannot be 0: that of a session which was
+        // made outside this PID namespace is.
+        // SAFETY: getsid takes and returns integers.
+        if unsafe { libc::getsid(0) } != getpid().as_raw_pid() {
             return None;
         }
         let session = Self(File::options().write(true).open(WEIGHT).ok()?);
@@ -44,4 +47,32 @@ impl OwnSession {
 pub fn are_sessions_groups() -> bool {
     let setting = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
     setting.is_ok_and(|setting| setting.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Runs itself in a PID namespace where its session has no number.
+    #[test]
+    fn a_session_from_outside_the_pid_namespace_is_not_ours() {
+        const INSIDE: &str = "DEWAR_TEST_INSIDE";
+        if std::env::var_os(INSIDE).is_some() {
+            assert!(OwnSession::of_this_process().is_none());
+            return;
+        }
+        let ran = Command::new("unshare")
+            .args(["--pid", "--fork"])
+            .arg(std::env::current_exe().expect("this test"))
+            .args([
+                "--exact",
+                "session::tests::a_session_from_outside_the_pid_namespace_is_not_ours",
+            ])
+            .env(INSIDE, "1")
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    }
 }
