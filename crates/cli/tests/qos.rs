@@ -3,10 +3,13 @@
 
 mod common;
 
+use common::deadlines::{
+    FIFO, SOON, Sleeper, alone, controller, hashing_guest, keeper_of, main_thread, qos, release,
+    runtime, scheduling, status, vcpus,
+};
 use dewar_kernel::{Scheduling, Task, threads_of};
 use dewar_testkit::{
-    Console, GuestSpec, Hogs, Lab, PeriodicTask, TestGuest, is_alive, kill, next_qemu, wait_until,
-    wait_while_alive,
+    Console, GuestSpec, Hogs, PeriodicTask, is_alive, kill, next_qemu, wait_until, wait_while_alive,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -14,75 +17,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-
-const SOON: Duration = Duration::from_secs(10);
-/// `SCHED_FIFO`, by its number.
-const FIFO: u32 = 1;
-
-/// What can be promised is one for the whole machine: one test at a time.
-fn alone() -> (MutexGuard<'static, ()>, Lab) {
-    static ONE: Mutex<()> = Mutex::new(());
-    (ONE.lock().unwrap_or_else(|locked| locked.into_inner()), common::lab())
-}
-
-fn main_thread(pid: i32) -> Task {
-    Task { process: pid, thread: pid }
-}
-
-fn scheduling(task: Task) -> Scheduling {
-    task.scheduling().expect("the thread is there")
-}
-
-fn runtime(task: Task) -> Option<Duration> {
-    task.scheduling().ok()?.reservation.map(|it| it.runtime)
-}
-
-/// A process that waits.
-struct Sleeper(Child);
-
-impl Sleeper {
-    fn new() -> Self {
-        Self(Command::new("sleep").arg("300").spawn().expect("sleep"))
-    }
-
-    fn pid(&self) -> i32 {
-        self.0.id() as i32
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn qos(lab: &Lab, name: &str, pid: i32, more: &[&str]) -> dewar_testkit::Ran {
-    let pid = pid.to_string();
-    lab.dewar(&[&["qos", name, "--pid", &pid, "--target", "30/s", "--detach"], more].concat())
-}
-
-fn status(lab: &Lab, name: &str) -> Option<Value> {
-    let told = lab.dewar(&["qos", "--status"]).json();
-    told["reservations"].as_array()?.iter().find(|it| it["name"] == name).cloned()
-}
-
-fn release(lab: &Lab, name: &str) {
-    lab.dewar(&["qos", name, "--release"]).done();
-    assert!(status(lab, name).is_none());
-}
-
-fn controller(lab: &Lab, name: &str) -> i32 {
-    status(lab, name).expect("listed")["controller"].as_i64().expect("a process") as i32
-}
-
-fn keeper_of(controller: i32) -> i32 {
-    let children = format!("/proc/{controller}/task/{controller}/children");
-    let children = std::fs::read_to_string(children).expect("children");
-    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a keeper")
-}
 
 #[test]
 fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
@@ -531,31 +466,13 @@ fn weight(pid: i32) -> f64 {
     told.trim().parse::<f64>().expect("a number") / usual
 }
 
-/// A guest that hashes ten blocks a second.
-fn hashing_guest(lab: &Lab) -> TestGuest {
-    // A machine type that both QEMUs know.
-    let extra = ["-machine", "pc-q35-7.2"].map(str::to_owned).to_vec();
-    let spec = GuestSpec { vcpus: 2, qos: true, extra, ..GuestSpec::default() };
-    let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("spawn hashes 10 /log 300:200000").expect("spawn");
-    guest
-}
-
-fn vcpus(lab: &Lab) -> Vec<Task> {
-    let pid = lab.pid("g").expect("pid");
-    let is_held = |task: &Task| {
-        task.scheduling().is_ok_and(|how| how.reservation.is_some() || how.policy == FIFO)
-    };
-    threads_of(pid).into_iter().filter(is_held).collect()
-}
-
 #[test]
 fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
     let (_alone, lab) = alone();
     let _hogs = Hogs::start(3).expect("hogs");
-    let mut guest = hashing_guest(&lab);
+    let mut guest = hashing_guest(&lab, "g", 2);
     lab.dewar(&["qos", "g", "--target", "10/s", "--max", "70%", "--detach"]).done();
-    assert_eq!(vcpus(&lab).len(), 2);
+    assert_eq!(vcpus(&lab, "g").len(), 2);
     // What is not a vCPU goes before the hogs.
     let nice = |task: Task| scheduling(task).nice;
     let pid = lab.pid("g").expect("pid");
@@ -568,7 +485,7 @@ fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
     guest.console.ask("verify").expect("consistent");
     // A checkpoint, with its guardian and its pause.
     lab.dewar(&["checkpoint", "g"]).done();
-    assert_eq!(vcpus(&lab).len(), 2);
+    assert_eq!(vcpus(&lab, "g").len(), 2);
 
     if let Some(next) = next_qemu() {
         lab.dewar(&["upgrade", "g", "--qemu", &next.display().to_string()]).done();
@@ -578,7 +495,7 @@ fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
         let is_held = || {
             let log = std::fs::read_to_string(lab.root().join("qos/g.log")).expect("log");
             assert!(log.is_empty(), "the controller has ended: {log}");
-            vcpus(&lab).len() == 2
+            vcpus(&lab, "g").len() == 2
         };
         wait_until("the next QEMU's vCPUs", SOON, is_held);
         wait_until("its heartbeats", SOON, || {

@@ -231,16 +231,16 @@ proptest! {
     /// Where the kernel refuses for a while it does not wind up, and recovers.
     #[test]
     fn recovers_from_saturation(need in 0.2f64..0.7, refused in 30usize..300) {
-        let work = vec![need; refused + 300];
         let grant = |job: usize| if job < refused { need * 0.5 } else { 1.0 };
-        for which in [true, false] {
+        // The paper's comes down by a hundredth a second, and tries with too little each time.
+        for (which, after, may_miss) in [(true, 300, 0), (false, 2100, 210)] {
+            let work = vec![need; refused + after];
             let mut law = law(which, 0.001);
             let run = simulate(&mut *law, &work, grant);
             prop_assert!(run.misses(0..refused) > refused / 3);
-            if which {
-                prop_assert_eq!(run.misses(refused + 120..work.len()), 0, "from {}", refused);
-                prop_assert!(run.shares[work.len() - 1] < (need * 1.4).min(0.8), "{}", run.shares[work.len() - 1]);
-            }
+            let (missed, last) = (run.misses(refused + 120..work.len()), run.shares[work.len() - 1]);
+            prop_assert!(missed <= may_miss, "{missed} missed, from {refused}, {which}");
+            prop_assert!(last < (need * 1.4).min(0.8), "{last}, {which}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What the guest tests share.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+pub mod deadlines;
+
 use dewar_image::{FrameCache, ImageId, Location, Store};
 use dewar_testkit::{Lab, TestGuest, is_alive};
 use dewar_units::{PAGE_BYTES, PageNumber};

@@ -4,7 +4,7 @@
 //! keep a controller waiting. That thread is an ordinary one, so the controller puts a
 //! line down only where it need not wait for it.
 
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -30,6 +30,9 @@ impl View {
         let its = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(2));
+            // As much of the line as the terminal has room for.
+            let style = ProgressStyle::with_template("{wide_msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
             while !its.ends.load(Ordering::Relaxed) {
                 let line = its.line.lock().ok().and_then(|mut line| line.take());
                 line.into_iter().for_each(|line| bar.set_message(line));
