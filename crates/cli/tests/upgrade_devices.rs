@@ -7,7 +7,7 @@ use common::{HeldCheckpoint, free_port};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{Console, GuestSpec, Lab, Network, TestGuest, kill, next_qemu, web_load};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,9 +30,12 @@ fn spec(extra: &[&str]) -> GuestSpec {
     GuestSpec { extra, ..GuestSpec::default() }
 }
 
-fn upgrade(lab: &Lab, guest: &mut TestGuest, more: &[&str]) -> serde_json::Value {
-    let other = other();
-    let line = [&["upgrade", &guest.name, "--qemu", &other], more].concat();
+fn upgrade(lab: &Lab, guest: &mut TestGuest, more: &[&str]) -> Value {
+    upgrade_to(lab, guest, &other(), more)
+}
+
+fn upgrade_to(lab: &Lab, guest: &mut TestGuest, program: &str, more: &[&str]) -> Value {
+    let line = [&["upgrade", &guest.name, "--qemu", program], more].concat();
     let told = lab.dewar(&line).done().json();
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     told
@@ -126,6 +129,38 @@ fn what_users_hold_by_path_or_port_works_after_as_before() {
 }
 
 /// As libvirt starts its QEMUs.
+/// One port on two addresses, each with a socket of its own.
+#[test]
+fn sockets_on_one_port_keep_their_addresses() {
+    let lab = common::lab();
+    let port = free_port();
+    let of = |id, host| format!("socket,id={id},host={host},port={port},server=on,wait=off");
+    let spec = spec(&[
+        "-chardev",
+        &of("six", "::1"),
+        "-chardev",
+        &of("four", "127.0.0.1"),
+        "-mon",
+        "chardev=six,mode=control",
+        "-mon",
+        "chardev=four,mode=readline",
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    for round in 0..2 {
+        let greets = |address: &str| {
+            let mut stream = TcpStream::connect((address, port)).expect("connect");
+            stream.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+            let mut first = [0; 8];
+            stream.read_exact(&mut first).expect("a greeting");
+            first.contains(&b'{')
+        };
+        assert!(greets("::1") && !greets("127.0.0.1"), "round {round}");
+        if round == 0 {
+            upgrade(&lab, &mut guest, &[]);
+        }
+    }
+}
+
 #[test]
 fn a_listener_that_came_as_a_descriptor_goes_along() {
     let lab = common::lab();
@@ -208,7 +243,7 @@ fn connections_over_a_tap_stay_open() {
             "dewar" => held.kill(),
             _ => {
                 let path = lab.root().join("guests/g/handover.json");
-                let told: serde_json::Value =
+                let told: Value =
                     serde_json::from_slice(&fs::read(path).expect("hand-over")).expect("JSON");
                 kill(told["new"]["pid"].as_i64().expect("pid") as i32, Signal::KILL);
                 assert_eq!(held.go_on().0, 1);
@@ -226,9 +261,11 @@ fn connections_over_a_tap_stay_open() {
             network.within(|| web_load(SocketAddr::from(([10, 9, 0, 2], 80)), 50, &stop))
         });
         let ends = EndsLoad(&stop);
-        for round in 0..3 {
+        // There and back.
+        let programs = [other(), dewar_testkit::qemu()];
+        for (round, program) in programs.iter().cycle().take(4).enumerate() {
             std::thread::sleep(Duration::from_millis(700));
-            upgrade(&lab, &mut guest, &[]);
+            upgrade_to(&lab, &mut guest, program, &[]);
             say(&mut stream, &format!("after {round}"));
             guest.console.ask("verify").expect("consistent");
         }

@@ -232,7 +232,7 @@ fn a_restored_line_preallocates_nothing() {
 struct Files;
 
 impl Holder for Files {
-    fn listener(&mut self, port: u16) -> Option<i32> {
+    fn listener(&mut self, _: &str, port: u16) -> Option<i32> {
         (port == 4444).then_some(40)
     }
 

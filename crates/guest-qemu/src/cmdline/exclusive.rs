@@ -47,8 +47,8 @@ const REFUSED_DEVICES: [(&str, &str); 2] = [
 /// The files of a QEMU that can be taken over. Each answer is the number that
 /// the file has in the process that takes it over.
 pub trait Holder {
-    /// A socket that listens on this TCP port.
-    fn listener(&mut self, port: u16) -> Option<i32>;
+    /// A socket that listens on this TCP port of this host: a name, an address, or all of them.
+    fn listener(&mut self, host: &str, port: u16) -> Option<i32>;
     /// All queues of the tap of network backend `id`, or with this name.
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32>;
     /// The file that has this number there.
@@ -298,7 +298,9 @@ impl Rewriter<'_> {
             let aside = self.aside(&path)?;
             set_text(device, "path", &aside);
         } else if let Some(port) = device.get("port", "") {
-            let found = port.parse().ok().and_then(|port| self.holder.as_mut()?.listener(port));
+            let host = device.get("host", "").unwrap_or_default();
+            let number = port.parse().ok();
+            let found = number.and_then(|port| self.holder.as_mut()?.listener(&host, port));
             let fd = found
                 .ok_or_else(|| Unsupported(format!("nobody listens on port {port} of '{id}'")))?;
             for key in ["host", "port", "to", "ipv4", "ipv6"] {

@@ -8,7 +8,7 @@ use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds, tap_header_by
 use rustix::net::{SocketAddrAny, getsockname, sockopt};
 use std::collections::HashMap;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -73,10 +73,15 @@ pub enum OpenFilesError {
 }
 
 impl Holder for OpenFiles<'_> {
-    fn listener(&mut self, port: u16) -> Option<i32> {
-        let at = self.listeners.iter().position(|(address, _)| address.port() == port)?;
-        let (_, socket) = self.listeners.remove(at);
-        Some(self.claim(socket))
+    fn listener(&mut self, host: &str, port: u16) -> Option<i32> {
+        let (here, others) = std::mem::take(&mut self.listeners)
+            .into_iter()
+            .partition(|(address, _)| address.port() == port);
+        self.listeners = others;
+        let mut here: Vec<(SocketAddr, OwnedFd)> = here;
+        let found = which_is(&here, host, port).map(|at| here.remove(at).1);
+        self.listeners.append(&mut here);
+        found.map(|socket| self.claim(socket))
     }
 
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32> {
@@ -96,6 +101,23 @@ impl Holder for OpenFiles<'_> {
     fn number(&mut self, fd: i32) -> Option<i32> {
         let file = self.process.fetch_fd(fd).ok()?;
         Some(self.claim(file))
+    }
+}
+
+/// Which of the sockets that listen on one port is this host's.
+fn which_is(listeners: &[(SocketAddr, OwnedFd)], host: &str, port: u16) -> Option<usize> {
+    let at = |ip: IpAddr| listeners.iter().position(|(address, _)| address.ip() == ip);
+    let every = || listeners.iter().position(|(address, _)| address.ip().is_unspecified());
+    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(ip) => at(ip),
+        Err(_) if host.is_empty() => every(),
+        // No need to ask for the name's addresses.
+        Err(_) if listeners.len() == 1 => Some(0),
+        Err(_) => {
+            let its: Vec<IpAddr> =
+                (host, port).to_socket_addrs().ok()?.map(|address| address.ip()).collect();
+            listeners.iter().position(|(address, _)| its.contains(&address.ip()))
+        }
     }
 }
 
