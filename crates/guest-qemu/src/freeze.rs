@@ -22,7 +22,7 @@ use crate::handover::{
     plan_on_its_ram, refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
 };
 use crate::journal::Journal;
-use crate::launch::{Inherited, Launched, end_strays, kill, launch};
+use crate::launch::{Inherited, LaunchError, Launched, end_strays, kill, launch};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{RecoverError, change_settings, journal_of};
 use crate::registry::{GuestFolder, GuestRecord, RamFile};
@@ -36,6 +36,8 @@ use std::path::PathBuf;
 const STATE: &str = ".state";
 /// The checksums of a frozen guest's RAM, in its folder.
 pub const SUMS: &str = "sums.json";
+/// There from before a thaw starts a QEMU until the guest runs in it.
+const BEGUN: &str = "thawing";
 
 /// Where the state of a guest's devices goes that has this RAM: beside it, since
 /// neither is worth anything without the other. A file system of huge pages takes no
@@ -172,7 +174,11 @@ pub fn start(
     machine: &str,
 ) -> Result<Launched, HandoverError> {
     let socket = folder.file("qmp.sock");
-    end_strays(&socket, None);
+    let begun = folder.file(BEGUN);
+    if begun.exists() {
+        // Of a thaw that was killed.
+        end_strays(&socket, None);
+    }
     for file in &record.ram {
         let there = fs::metadata(&file.path).is_ok_and(|data| data.len() == file.bytes);
         if !there {
@@ -185,6 +191,10 @@ pub fn start(
     keep_truncated(&record.arguments, &record.folder).map_err(|error| {
         let why = format!("what QEMU would truncate cannot be kept: {error}");
         HandoverError::Unsupported(record.name.clone(), why)
+    })?;
+    fs::write(&begun, []).map_err(|cause| {
+        let (operation, path) = ("create", begun);
+        LaunchError::File { operation, path, cause }
     })?;
     let log = folder.file("console.log");
     Ok(launch(&record.program, &run, &record.folder, &log, &socket, Inherited::default())?)
@@ -213,4 +223,5 @@ pub fn remove_kept(folder: &GuestFolder, ram: &[RamFile]) {
     }
     let _ = fs::remove_file(folder.file(STATE));
     let _ = fs::remove_file(folder.file(SUMS));
+    let _ = fs::remove_file(folder.file(BEGUN));
 }
