@@ -206,7 +206,10 @@ impl Waiting<'_> {
                 let lives = moved.record.process.is_alive();
                 if lives { Ok(moved) } else { Err(HandoverError::Crashed) }
             }
-            Fate::Stayed => Err(self.refused("the guest went on where it was")),
+            Fate::Stayed => Err(self.refused(match self.guest.record.process.is_alive() {
+                true => "the guest went on where it was",
+                false => "the QEMU before ended",
+            })),
             Fate::Unknown => {
                 self.done = true;
                 let record = &self.guest.record;
