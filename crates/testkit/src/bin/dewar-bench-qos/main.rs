@@ -8,12 +8,15 @@
 #![forbid(unsafe_code)]
 
 mod checkpoints;
+mod curve;
 mod load;
 mod oracle;
 mod picture;
 mod report;
 mod run;
+mod summary;
 mod table;
+mod targets;
 mod way;
 
 use anyhow::{Context, Result};
@@ -51,6 +54,7 @@ fn main() -> Result<()> {
                 LoadKind::Own => Some(Checkpoints::of(&lab, "g")?),
                 _ => None,
             };
+            let unhindered = bench.measure(&load, &Way::Ahead, &hogs)?;
             for _ in 0..plan.repeats {
                 for way in Way::all(*kind) {
                     let row = bench.measure(&load, &way, &hogs)?;
@@ -59,16 +63,20 @@ fn main() -> Result<()> {
                 }
             }
             drop((hogs, checkpoints));
-            report::add_oracles(&mut rows, *subject, *kind);
+            report::add_oracles(&mut rows, &unhindered);
             report::save(&plan.out, &rows)?;
-            let picture =
-                plan.out.with_file_name(format!("qos-{}-{}.svg", subject.name(), kind.name()));
+            let name = format!("qos-{}-{}", subject.name(), kind.name());
+            let picture = plan.out.with_file_name(format!("{name}.svg"));
             std::fs::write(&picture, picture::draw(&rows, *subject, *kind))?;
+            if *kind == LoadKind::Film {
+                let curve = plan.out.with_file_name(format!("{name}-curve.svg"));
+                std::fs::write(curve, curve::draw(&rows, *subject, *kind))?;
+            }
             table::print(&rows, *subject, *kind);
             println!("\ndrawn in {}", picture.display());
         }
     }
-    report::print_targets(&rows);
+    targets::print(&rows);
     println!("\nwritten to {}", plan.out.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a run gave, the oracle beside it, and what was to be reached.
+//! What a run gave, and the oracle beside it.
 
 use crate::load::{Load, LoadKind, PERIOD_MS, RATE};
 use crate::oracle::{self, Job};
@@ -136,18 +136,16 @@ fn missed(job: &LoggedJob) -> bool {
     job.response_us as f64 > PERIOD_MS * 1e3
 }
 
-/// Gives the rows of a load their oracle. What the jobs took is known from the run with
-/// the reservation for the peak.
-pub fn add_oracles(rows: &mut [Row], subject: SubjectKind, load: LoadKind) {
-    let of = |row: &Row| row.subject == subject && row.load == load;
-    let Some(peak) = rows.iter().find(|row| of(row) && row.way == Way::Peak) else { return };
+/// Gives the rows of a load their oracle: from the jobs of a run that nothing kept waiting.
+pub fn add_oracles(rows: &mut [Row], of: &Row) {
     let job = |job: &LoggedJob| Job {
         release: job.number as f64 * PERIOD_MS,
         demand: job.cpu_us as f64 / 1e3,
     };
-    let jobs: Vec<Job> = peak.jobs.iter().map(job).collect();
-    let oracle = oracle::least(&jobs, PERIOD_MS, peak.seconds.len());
-    rows.iter_mut().filter(|row| of(row)).for_each(|row| row.oracle.clone_from(&oracle));
+    let jobs: Vec<Job> = of.jobs.iter().map(job).collect();
+    let oracle = oracle::least(&jobs, PERIOD_MS, of.seconds.len());
+    let its = rows.iter_mut().filter(|row| row.subject == of.subject && row.load == of.load);
+    its.for_each(|row| row.oracle.clone_from(&oracle));
 }
 
 pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
@@ -165,54 +163,4 @@ pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
         .collect();
     std::fs::write(path, serde_json::to_string_pretty(&json!({"rows": rows}))? + "\n")?;
     Ok(())
-}
-
-pub fn print_targets(rows: &[Row]) {
-    let verdict = |reached: bool| if reached { "reached" } else { "NOT reached" };
-    println!();
-    for row in rows.iter().filter(|row| row.load.has_hogs() && row.load != LoadKind::Film) {
-        let Way::Dewar("dewar", words) = &row.way else { continue };
-        if !words.is_empty() {
-            continue;
-        }
-        let (missed, late, settling) = (row.missed(), row.missed_late(), row.settling());
-        let (over, hogs) = (row.over_oracle(), row.hogs_share());
-        println!("{}, {}:", row.subject.name(), row.load.name());
-        println!("  misses {:.2} % (at most 1): {}", missed * 100.0, verdict(missed <= 0.01));
-        println!("  a second after a step {late} (none): {}", verdict(late == 0));
-        println!("  settled within {settling} periods (at most 5): {}", verdict(settling <= 5));
-        println!("  reserved {over:.2} of the oracle's (at most 1.15): {}", verdict(over <= 1.15));
-        println!("  hogs had {hogs:.3} of the rest (at least 0.95): {}", verdict(hogs >= 0.95));
-    }
-    for row in rows.iter().filter(|row| !row.load.has_hogs()) {
-        let Way::Dewar(..) = &row.way else { continue };
-        let (name, missed) = (row.load.name(), row.missed() * 100.0);
-        println!("{}, {name}: misses {missed:.2} %", row.subject.name());
-    }
-    let film = |name: &str| {
-        let of = move |row: &&Row| {
-            row.load == LoadKind::Film && matches!(&row.way, Way::Dewar(it, _) if *it == name)
-        };
-        rows.iter()
-            .filter(of)
-            .map(|row| (row.subject, row.reserved(), row.missed()))
-            .collect::<Vec<_>>()
-    };
-    // A point is beaten by one that has fewer misses for no more CPU time.
-    let ours = film("dewar");
-    for (subject, reserved, missed) in film("stepwise") {
-        let better = |it: &&(SubjectKind, f64, f64)| {
-            it.0 == subject && it.1 <= reserved * 1.005 && it.2 <= missed
-        };
-        println!(
-            "{}, film: stepwise reserves {:.1} % and misses {:.2} %: below it is {}",
-            subject.name(),
-            reserved * 100.0,
-            missed * 100.0,
-            match ours.iter().find(better) {
-                Some((_, r, m)) => format!("{:.1} %, {:.2} %", r * 100.0, m * 100.0),
-                None => "none of ours".to_owned(),
-            }
-        );
-    }
 }

@@ -97,7 +97,8 @@ impl<'l> Bench<'l> {
             if self.kind == SubjectKind::Guest {
                 self.lab.dewar(&["qos", "g", "--release"]).done();
             }
-            controller.wait()?;
+            let ended = controller.wait()?;
+            ensure!(ended.success(), "dewar qos {way:?}: {ended}");
         }
         for (task, how) in threads.iter().zip(before) {
             let _ = task.schedule(how);
@@ -188,6 +189,9 @@ impl<'l> Bench<'l> {
             }
             Way::Mean => fixed(load.mean_ms)?,
             Way::Peak => fixed(load.peak_ms)?,
+            Way::Ahead => {
+                threads.iter().try_for_each(|task| task.schedule(Scheduling::ahead(1)))?
+            }
             Way::Dewar(_, words) => {
                 let max = format!("{:.0}%", MAX * 100.0);
                 let rate = format!("{RATE}/s");

@@ -12,13 +12,14 @@ pub enum Way {
     Mean,
     /// For the largest.
     Peak,
+    /// Before all others, so that nothing keeps it waiting: it tells what the jobs need.
+    Ahead,
     /// `dewar qos`, with these arguments.
     Dewar(&'static str, Vec<String>),
 }
 
 impl Way {
-    /// Those that a load is measured with. The fixed one for the peak comes first: it
-    /// tells what the jobs need.
+    /// Those that a load is measured with.
     pub fn all(load: LoadKind) -> Vec<Self> {
         let with = |name, words: &[&str]| {
             Self::Dewar(name, words.iter().map(|word| (*word).to_owned()).collect())
@@ -49,6 +50,7 @@ impl Way {
             Self::Nice => "nice -20".to_owned(),
             Self::Mean => "SCHED_DEADLINE for the mean".to_owned(),
             Self::Peak => "SCHED_DEADLINE for the peak".to_owned(),
+            Self::Ahead => "before all others".to_owned(),
             Self::Dewar(name, words) => format!("{name} {}", words.join(" ")).trim().to_owned(),
         }
     }
