@@ -138,10 +138,11 @@ pub(crate) fn end(
             kill(&record.process);
         }
     }
-    if socket.exists() {
+    if socket.exists() || folder.file(BEGUN).exists() {
         // Of a QEMU that was to thaw it.
         end_strays(&socket, None);
         let _ = fs::remove_file(&socket);
+        let _ = fs::remove_file(folder.file(BEGUN));
     }
     Ok(Journal::close(folder)?)
 }

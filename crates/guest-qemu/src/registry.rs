@@ -6,6 +6,7 @@
 //!                 /lock          held by the command that works on the guest
 //!                 /qmp.sock      Dewar's QMP socket
 //!                 /console.log   what QEMU prints
+//!                 /thawing       there while a frozen guest gets its next QEMU
 //!                 /disk-N.qcow2  overlays of a restored guest
 //! ROOT/store/                    the default store
 //! ```

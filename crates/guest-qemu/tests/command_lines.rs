@@ -1,7 +1,7 @@
 //! QEMU command lines in, the exact command lines out, and the refused ones.
 
 use dewar_guest_qemu::cmdline::{
-    Descriptors, Holder, disk_places, inherited, plan_restore, plan_run, take_over,
+    Descriptors, Holder, Listening, disk_places, inherited, plan_restore, plan_run, take_over,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -232,8 +232,8 @@ fn a_restored_line_preallocates_nothing() {
 struct Files;
 
 impl Holder for Files {
-    fn listener(&mut self, _: &str, port: u16) -> Option<i32> {
-        (port == 4444).then_some(40)
+    fn listener(&mut self, at: &Listening<'_>) -> Option<i32> {
+        (at.port == 4444).then_some(40)
     }
 
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32> {

@@ -44,11 +44,24 @@ const REFUSED_DEVICES: [(&str, &str); 2] = [
     ("vhost-vsock", "its context id belongs to one QEMU only"),
 ];
 
+/// Where a socket listens for TCP connections, as QEMU was told.
+#[derive(Debug, Clone, Copy)]
+pub struct Listening<'h> {
+    /// A name, an address, or nothing for all addresses.
+    pub host: &'h str,
+    /// The port.
+    pub port: u16,
+    /// Whether it may be of this family; where nothing is said of either, of both.
+    pub ipv4: Option<bool>,
+    /// The same.
+    pub ipv6: Option<bool>,
+}
+
 /// The files of a QEMU that can be taken over. Each answer is the number that
 /// the file has in the process that takes it over.
 pub trait Holder {
-    /// A socket that listens on this TCP port of this host: a name, an address, or all of them.
-    fn listener(&mut self, host: &str, port: u16) -> Option<i32>;
+    /// A socket that listens there.
+    fn listener(&mut self, at: &Listening<'_>) -> Option<i32>;
     /// All queues of the tap of network backend `id`, or with this name.
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32>;
     /// The file that has this number there.
@@ -299,8 +312,10 @@ impl Rewriter<'_> {
             set_text(device, "path", &aside);
         } else if let Some(port) = device.get("port", "") {
             let host = device.get("host", "").unwrap_or_default();
+            let (ipv4, ipv6) = (device.switch("ipv4"), device.switch("ipv6"));
             let number = port.parse().ok();
-            let found = number.and_then(|port| self.holder.as_mut()?.listener(&host, port));
+            let at = number.map(|port| Listening { host: &host, port, ipv4, ipv6 });
+            let found = at.and_then(|at| self.holder.as_mut()?.listener(&at));
             let fd = found
                 .ok_or_else(|| Unsupported(format!("nobody listens on port {port} of '{id}'")))?;
             for key in ["host", "port", "to", "ipv4", "ipv6"] {

@@ -2,7 +2,7 @@
 
 use super::current::netdevs;
 use super::tap::TapHeader;
-use crate::cmdline::Holder;
+use crate::cmdline::{Holder, Listening};
 use crate::qmp::{Qmp, QmpError};
 use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds, tap_header_bytes};
 use rustix::net::{SocketAddrAny, getsockname, sockopt};
@@ -48,7 +48,7 @@ impl<'p> OpenFiles<'p> {
                 taps.extend(tap_name(process, file.number).map(|name| (name, file)));
             }
         }
-        // Of the addresses of a name the older kind comes first.
+        // QEMU listens on every address of a name; who asks for the name finds the older kind too.
         listeners.sort_by_key(|(address, _)| address.is_ipv6());
         let names = tap_names(qmp)?;
         let claimed = Vec::new();
@@ -73,15 +73,10 @@ pub enum OpenFilesError {
 }
 
 impl Holder for OpenFiles<'_> {
-    fn listener(&mut self, host: &str, port: u16) -> Option<i32> {
-        let (here, others) = std::mem::take(&mut self.listeners)
-            .into_iter()
-            .partition(|(address, _)| address.port() == port);
-        self.listeners = others;
-        let mut here: Vec<(SocketAddr, OwnedFd)> = here;
-        let found = which_is(&here, host, port).map(|at| here.remove(at).1);
-        self.listeners.append(&mut here);
-        found.map(|socket| self.claim(socket))
+    fn listener(&mut self, at: &Listening<'_>) -> Option<i32> {
+        let addresses: Vec<SocketAddr> = self.listeners.iter().map(|it| it.0).collect();
+        let (_, socket) = self.listeners.remove(which_is(&addresses, at)?);
+        Some(self.claim(socket))
     }
 
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32> {
@@ -104,19 +99,25 @@ impl Holder for OpenFiles<'_> {
     }
 }
 
-/// Which of the sockets that listen on one port is this host's.
-fn which_is(listeners: &[(SocketAddr, OwnedFd)], host: &str, port: u16) -> Option<usize> {
-    let at = |ip: IpAddr| listeners.iter().position(|(address, _)| address.ip() == ip);
-    let every = || listeners.iter().position(|(address, _)| address.ip().is_unspecified());
-    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(ip) => at(ip),
-        Err(_) if host.is_empty() => every(),
+/// Which of the addresses is meant; of those of a name the first.
+fn which_is(all: &[SocketAddr], wanted: &Listening<'_>) -> Option<usize> {
+    let fits = |address: &SocketAddr| {
+        let excluded = if address.is_ipv6() { wanted.ipv6 } else { wanted.ipv4 } == Some(false);
+        let is_other = if address.is_ipv6() { wanted.ipv4 } else { wanted.ipv6 } == Some(true);
+        let both = wanted.ipv4 == Some(true) && wanted.ipv6 == Some(true);
+        address.port() == wanted.port && !excluded && (!is_other || both)
+    };
+    let on = |ip: IpAddr| all.iter().position(|it| fits(it) && it.ip() == ip);
+    match wanted.host.parse::<IpAddr>() {
+        Ok(ip) => on(ip),
+        Err(_) if wanted.host.is_empty() => {
+            all.iter().position(|it| fits(it) && it.ip().is_unspecified())
+        }
         // No need to ask for the name's addresses.
-        Err(_) if listeners.len() == 1 => Some(0),
+        Err(_) if all.iter().filter(|it| fits(it)).count() == 1 => all.iter().position(fits),
         Err(_) => {
-            let its: Vec<IpAddr> =
-                (host, port).to_socket_addrs().ok()?.map(|address| address.ip()).collect();
-            listeners.iter().position(|(address, _)| its.contains(&address.ip()))
+            let its: Vec<SocketAddr> = (wanted.host, wanted.port).to_socket_addrs().ok()?.collect();
+            all.iter().position(|it| fits(it) && its.iter().any(|its| its.ip() == it.ip()))
         }
     }
 }
@@ -149,4 +150,35 @@ fn tap_names(qmp: &mut Qmp) -> Result<HashMap<String, String>, QmpError> {
         Some(name.to_owned())
     };
     Ok(netdevs(qmp)?.into_iter().filter_map(|(id, told)| Some((id, name(&told)?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_told_apart_by_their_addresses() {
+        let all: Vec<SocketAddr> =
+            ["127.0.0.1:7", "0.0.0.0:7", "127.0.0.1:8", "[::1]:7", "[::]:7", "[::]:9"]
+                .map(|address| address.parse().expect("address"))
+                .to_vec();
+        let which = |host, port, ipv4, ipv6| {
+            which_is(&all, &Listening { host, port, ipv4, ipv6 }).map(|at| all[at].to_string())
+        };
+        for (host, port, ipv4, ipv6, expected) in [
+            ("::1", 7, None, None, Some("[::1]:7")),
+            ("127.0.0.1", 7, None, None, Some("127.0.0.1:7")),
+            ("127.0.0.2", 7, None, None, None),
+            ("", 7, Some(true), None, Some("0.0.0.0:7")),
+            ("", 7, None, Some(true), Some("[::]:7")),
+            ("", 7, Some(false), None, Some("[::]:7")),
+            ("", 9, Some(true), Some(true), Some("[::]:9")),
+            ("no.such.host.invalid", 8, None, None, Some("127.0.0.1:8")),
+            ("localhost", 7, None, None, Some("127.0.0.1:7")),
+            ("localhost", 10, None, None, None),
+        ] {
+            let found = which(host, port, ipv4, ipv6);
+            assert_eq!(found.as_deref(), expected, "{host} {port} {ipv4:?} {ipv6:?}");
+        }
+    }
 }

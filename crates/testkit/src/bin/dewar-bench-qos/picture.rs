@@ -3,6 +3,7 @@
 use crate::load::LoadKind;
 use crate::report::Row;
 use crate::run::SubjectKind;
+use crate::summary::Summary;
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
@@ -12,13 +13,8 @@ const GAP: f64 = 46.0;
 
 /// The rows of a subject and a load as SVG; of what was repeated the first.
 pub fn draw(rows: &[Row], subject: SubjectKind, load: LoadKind) -> String {
-    let mut drawn: Vec<&Row> = Vec::new();
-    for row in rows.iter().filter(|row| row.subject == subject && row.load == load) {
-        if !drawn.iter().any(|other| other.way == row.way) {
-            drawn.push(row);
-        }
-    }
-    let rows = drawn;
+    let ways = Summary::all(rows, subject, load);
+    let rows: Vec<&Row> = ways.iter().filter_map(|way| way.rows.first().copied()).collect();
     let height = 40.0 + rows.len() as f64 * (STRIP + GAP);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \

@@ -136,11 +136,18 @@ fn missed(job: &LoggedJob) -> bool {
     job.response_us as f64 > PERIOD_MS * 1e3
 }
 
-/// Gives the rows of a load their oracle: from the jobs of a run that nothing kept waiting.
-pub fn add_oracles(rows: &mut [Row], of: &Row) {
+/// Gives the rows of a load their oracle: from the jobs of runs before all others, each job
+/// with the least that it took.
+pub fn add_oracles(rows: &mut [Row], ahead: &[Row]) {
+    let Some(of) = ahead.first() else { return };
+    let least = |job: &LoggedJob| {
+        let all = ahead.iter().flat_map(|row| &row.jobs);
+        let its = all.filter(|it| it.number == job.number).map(|it| it.cpu_us);
+        its.min().unwrap_or(job.cpu_us)
+    };
     let job = |job: &LoggedJob| Job {
         release: job.number as f64 * PERIOD_MS,
-        demand: job.cpu_us as f64 / 1e3,
+        demand: least(job) as f64 / 1e3,
     };
     let jobs: Vec<Job> = of.jobs.iter().map(job).collect();
     let oracle = oracle::least(&jobs, PERIOD_MS, of.seconds.len());

@@ -80,7 +80,11 @@ impl<'l> Bench<'l> {
         std::thread::sleep(Duration::from_millis(100));
         let mut running = self.start(&load.steps)?;
         let began = Instant::now();
-        let threads = self.threads(&running)?;
+        let mut threads = self.threads(&running)?;
+        if *way == Way::Ahead {
+            // A guest's other threads must not keep its vCPU waiting either.
+            threads = threads.first().map_or_else(Vec::new, |task| threads_of(task.process));
+        }
         let before: Vec<Scheduling> =
             threads.iter().filter_map(|task| task.scheduling().ok()).collect();
         let mut controller = self.apply(way, load, &threads, &running)?;
@@ -101,7 +105,8 @@ impl<'l> Bench<'l> {
             ensure!(ended.success(), "dewar qos {way:?}: {ended}");
         }
         for (task, how) in threads.iter().zip(before) {
-            let _ = task.schedule(how);
+            // A thread may have ended.
+            ensure!(task.scheduling().is_err() || task.schedule(how).is_ok(), "{task:?}: {how:?}");
         }
         let jobs = self.finish(running)?;
         Ok(Row::new(self.kind, load, way, jobs, shares, hogs_had, elapsed))

@@ -32,7 +32,7 @@ impl<'r> Summary<'r> {
 
     /// The largest.
     pub fn worst(&self, figure: impl Fn(&Row) -> f64) -> f64 {
-        self.rows.iter().map(|row| figure(row)).fold(0.0, f64::max)
+        self.rows.iter().map(|row| figure(row)).fold(f64::NEG_INFINITY, f64::max)
     }
 
     /// Whether it is `dewar qos` with the law of this name, and with which options.

@@ -56,7 +56,11 @@ fn steady(name: &str, load: LoadKind, way: &Summary<'_>) {
         way.worst(Row::over_oracle),
         verdict(over <= 1.15)
     );
-    println!("  hogs had {hogs:.3} of the rest (at least 0.95): {}", verdict(hogs >= 0.95));
+    println!(
+        "  hogs had {hogs:.3}, {:.3} of the rest (at least 0.95): {}",
+        -way.worst(|row| -row.hogs_share()),
+        verdict(hogs >= 0.95)
+    );
 }
 
 /// A point of a curve is beaten by one that has no more misses for no more CPU time.

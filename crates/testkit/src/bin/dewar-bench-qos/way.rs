@@ -12,7 +12,7 @@ pub enum Way {
     Mean,
     /// For the largest.
     Peak,
-    /// Before all others, so that nothing keeps it waiting: it tells what the jobs need.
+    /// Before all others: it tells what the jobs need.
     Ahead,
     /// `dewar qos`, with these arguments.
     Dewar(&'static str, Vec<String>),
