@@ -128,10 +128,9 @@ impl Context {
     }
 
     /// Finishes what dead commands left with guests that nobody works on.
-    /// Returns what could not be finished, and which guests cannot be told of.
-    pub fn settle_all(&self) -> Result<Vec<Failure>, Failure> {
+    pub fn settle_all(&self) -> Result<Settled, Failure> {
         self.qos_ledger().settle();
-        let mut failures = Vec::new();
+        let (mut failures, mut busy) = (Vec::new(), Vec::new());
         for name in self.registry.names()? {
             let record = self.registry.guest(&name).and_then(|folder| folder.record());
             if let Err(error @ (RegistryError::Io { .. } | RegistryError::BadName(_))) = record {
@@ -140,13 +139,21 @@ impl Context {
             }
             match self.hold(&name) {
                 Ok(_) => {}
-                // Somebody is at work, or it went just now.
                 Err(failure) if failure.is_attention() => failures.push(failure),
-                Err(_) => {}
+                // Or it went just now.
+                Err(_) => busy.push(name),
             }
         }
-        Ok(failures)
+        Ok(Settled { failures, busy })
     }
+}
+
+/// How all guests are after [`Context::settle_all`].
+pub struct Settled {
+    /// What could not be finished, and which guests cannot be told of.
+    pub failures: Vec<Failure>,
+    /// Guests that somebody was at work on.
+    pub busy: Vec<String>,
 }
 
 /// Finishes what a dead command left with a guest; its record may be another

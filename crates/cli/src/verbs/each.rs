@@ -39,7 +39,7 @@ impl Each<'_> {
         jobs: usize,
         more: &[OsString],
     ) -> Result<(), Failure> {
-        let unfinished = context.settle_all()?;
+        let unfinished = context.settle_all()?.failures;
         let is_concerned = |name: &String| {
             let record = context.registry.guest(name).and_then(|folder| folder.record());
             record.is_ok_and(|record| concerned(&record))

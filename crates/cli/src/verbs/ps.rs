@@ -1,4 +1,4 @@
-use crate::context::{Context, connect};
+use crate::context::{Context, Settled, connect};
 use crate::failure::Failure;
 use crate::output::table;
 use crate::server::ServerState;
@@ -7,13 +7,20 @@ use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
 pub fn run(context: &Context) -> Result<(), Failure> {
-    let unfinished = context.settle_all()?;
+    let Settled { mut failures, busy } = context.settle_all()?;
     let mut guests = Vec::new();
     let mut rows = Vec::new();
     for name in context.registry.names()? {
         let Ok(folder) = context.registry.guest(&name) else { continue };
+        // Who was at work on it a moment ago may have died since, and left it as it was then.
+        let is_busy = busy.contains(&name)
+            && context.hold(&name).is_err_and(|failure| {
+                let is_busy = !failure.is_attention();
+                failures.extend((!is_busy).then_some(failure));
+                is_busy
+            });
         let Ok(record) = folder.record() else { continue };
-        let state = state(&folder, &record);
+        let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
         let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
         let pid = record.process.is_alive().then_some(record.process.pid);
         guests.push(json!({
@@ -35,7 +42,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         table(&["name", ">pid", "state", ">memory"], rows)
     };
     context.print(json!({"guests": guests}), &text);
-    unfinished.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
+    failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
 }
 
 /// One word for how a guest is.

@@ -19,7 +19,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
     }
     // Also what was left of the guest that had the name.
-    context.settle_all()?.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
+    context.settle_all()?.failures.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
     let _lock = folder.lock()?;
     let ram_dir = ram_dir(args.ram_dir);
     let qmp_path = folder.file("qmp.sock");
