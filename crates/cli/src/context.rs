@@ -140,7 +140,7 @@ impl Context {
             match self.hold(&name) {
                 Ok(_) => {}
                 Err(failure) if failure.is_attention() => failures.push(failure),
-                // Or it went just now.
+                // Somebody is at work, or it went just now.
                 Err(_) => busy.push(name),
             }
         }
