@@ -10,6 +10,7 @@
 mod checkpoints;
 mod curve;
 mod load;
+mod one_group;
 mod oracle;
 mod picture;
 mod report;
@@ -23,6 +24,7 @@ use anyhow::{Context, Result};
 use checkpoints::Checkpoints;
 use dewar_testkit::{Hogs, Lab};
 use load::{Load, LoadKind};
+use one_group::OneGroup;
 use report::Row;
 use run::{Bench, SubjectKind};
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ struct Plan {
 
 fn main() -> Result<()> {
     let plan = plan()?;
+    let _one_group = OneGroup::hold()?;
     let mut rows: Vec<Row> = Vec::new();
     for subject in &plan.subjects {
         let lab = Lab::new(&plan.dewar)?;
