@@ -601,6 +601,12 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
     unplug(now.iter().find(|path| !given.contains(path)).expect("plugged in"));
     // Under a name of the command line, but another.
     unplug("named");
+    // What stands on something that only the command line could make again.
+    ask("object-add", json!({"qom-type": "can-bus", "id": "late"}));
+    let can = json!({"driver": "kvaser_pci", "id": "named", "bus": "rp2", "canbus": "late"});
+    ask("device_add", can);
+    refused(&["'late'", "added to it since"]);
+    unplug("named");
     // The guest knows of that feature: a device without it would not take its state.
     ask(
         "device_add",
@@ -608,13 +614,25 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
             "driver": "virtio-balloon-pci", "id": "named", "bus": "rp2", "deflate-on-oom": true,
         }),
     );
+    // Nor would one with another maker's number, or with a ROM.
+    let card = json!({
+        "driver": "e1000e", "id": "card", "bus": "rp3", "subsys_ven": 0x1234, "romfile": "",
+        "mac": "52:54:00:12:34:99",
+    });
+    ask("device_add", card);
     upgrade(&lab, &mut guest, &[]);
     lab.dewar(&["freeze", "g"]).done();
     lab.dewar(&["thaw", "g"]).done();
     let kind = ask("qom-get", json!({"path": path_of("named"), "property": "type"}));
     assert_eq!(kind, "virtio-balloon-pci");
-    let about = json!({"path": path_of("named"), "property": "deflate-on-oom"});
-    assert_eq!(ask("qom-get", about), true);
+    for (id, property, value) in [
+        ("named", "deflate-on-oom", json!(true)),
+        ("card", "subsys_ven", json!(0x1234)),
+        ("card", "romfile", json!("")),
+    ] {
+        let about = json!({"path": path_of(id), "property": property});
+        assert_eq!(ask("qom-get", about), value, "{property} of {id}");
+    }
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
     let rng = given
@@ -622,6 +640,57 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
         .find(|path| ask("qom-get", json!({"path": path, "property": "type"})) == "virtio-rng-pci");
     unplug(rng.expect("given"));
     refused(&["has no id", "unplugged"]);
+    guest.console.ask("verify").expect("consistent");
+}
+
+/// Of several disks on one bus, whose places nobody chose, the first is unplugged.
+#[test]
+fn devices_keep_their_places_when_one_before_them_is_gone() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    let mut extra = vec!["-qmp".to_owned(), format!("unix:{},server=on,wait=off", user.display())];
+    let mut option = |words: [&str; 2]| extra.extend(words.map(str::to_owned));
+    option(["-device", "virtio-scsi-pci,id=hba"]);
+    for (number, name) in ["id=first", "id=second", "serial=third"].iter().enumerate() {
+        let disk = lab.path().join(format!("disk{number}"));
+        fs::write(&disk, [0; 1 << 16]).expect("disk");
+        let disk =
+            format!("raw,node-name=disk{number},file.driver=file,file.filename={}", disk.display());
+        option(["-blockdev", &disk]);
+        option(["-device", &format!("scsi-hd,drive=disk{number},{name}")]);
+    }
+    let mut guest = lab.run("g", &spec(&words(&extra))).expect("guest");
+    guest.console.ask("check 2000 1").expect("check");
+    let ask = |command: &str, arguments| {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    };
+    let places = || {
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        let all = nameless(&mut qmp);
+        let mut of = |path: &str| {
+            let asked = |property| json!({"path": path, "property": property});
+            let serial = qmp.execute("qom-get", asked("serial")).ok()?;
+            Some((serial, qmp.execute("qom-get", asked("scsi-id")).ok()?))
+        };
+        let second = of(&path_of("second"));
+        (second, all.iter().find_map(|path| of(path)))
+    };
+    let before = places();
+    assert_eq!(before.0, Some((json!(""), json!(1))));
+    assert_eq!(before.1, Some((json!("third"), json!(2))));
+    ask("device_del", json!({"id": "first"}));
+    for round in 0..2 {
+        match round {
+            0 => {
+                lab.dewar(&["freeze", "g"]).done();
+                lab.dewar(&["thaw", "g"]).done();
+            }
+            _ => drop(upgrade(&lab, &mut guest, &[])),
+        }
+        assert_eq!(places(), before);
+    }
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
 }
 

@@ -42,6 +42,7 @@ mod forwards;
 mod holder;
 mod media;
 mod moving;
+mod places;
 mod plan;
 mod plugged;
 mod roms;

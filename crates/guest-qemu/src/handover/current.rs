@@ -4,6 +4,7 @@
 use super::defaults::keep_defaults;
 use super::forwards::monitor;
 use super::media::without_ejected;
+use super::places::keep_places;
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
@@ -53,6 +54,7 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
     let mut known = Vec::new();
     let mut networks = Vec::new();
     let mut nameless = 0;
+    let mut is_gone = false;
     for argument in arguments(line) {
         let id = id_of(&argument);
         nameless += usize::from(makes_nameless(&argument, id.is_some()));
@@ -64,9 +66,14 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
                 networks.extend(said_of(&argument, "netdev"));
                 there.require_disk(&argument)?;
             }
+        } else {
+            is_gone |= argument.name == "device";
         }
     }
     refuse_nameless(qmp, nameless)?;
+    if is_gone {
+        keep_places(qmp, &mut now)?;
+    }
     let mut added = Vec::new();
     for device in &plugged {
         if !known.contains(&(Names::Devices, device.id.clone())) {
@@ -84,7 +91,7 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
             known.push(id);
         }
     }
-    for device in hosts_first(added) {
+    for mut device in hosts_first(added) {
         for (key, names, backend) in [
             ("netdev", Names::Netdevs, netdev as Backend),
             ("drive", Names::Blocks, drive),
@@ -97,16 +104,33 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
                 known.push(id);
             }
         }
-        if let Some(name) = device.get("chardev").and_then(Value::as_str) {
-            if !known.contains(&(Names::Chardevs, name.to_owned())) {
-                let why = format!("character device '{name}' was added to it since");
-                return Err(CurrentError::Unknown(why));
+        for (key, names, what) in BACKENDS {
+            let Some(name) = device.get(key).and_then(Value::as_str) else { continue };
+            if known.contains(&(names, name.to_owned())) {
+                continue;
             }
+            if key == "rng" {
+                // The guest does not see from where its random bytes come.
+                device.remove(key);
+                continue;
+            }
+            let why = format!("{what} '{name}' was added to it since");
+            return Err(CurrentError::Unknown(why));
         }
         now.extend(["-device".to_owned(), Value::Object(device).to_string()]);
     }
     Ok(now)
 }
+
+/// What a device can stand on that only the command line can make again.
+const BACKENDS: [(&str, Names, &str); 6] = [
+    ("canbus", Names::Objects, "object"),
+    ("canbus0", Names::Objects, "object"),
+    ("canbus1", Names::Objects, "object"),
+    ("chardev", Names::Chardevs, "character device"),
+    ("memdev", Names::Objects, "object"),
+    ("rng", Names::Objects, "object"),
+];
 
 /// Devices in an order in which each comes after the one whose bus it is on.
 fn hosts_first(mut devices: Vec<Map<String, Value>>) -> Vec<Map<String, Value>> {

@@ -1,129 +1,78 @@
 //! Devices, by QEMU's own word: which there are, which of them were plugged in
 //! since it started, and how they are plugged in again.
 //!
-//! QEMU tells all properties of a device, not which of them somebody set. Those
-//! that people set ([`PROPERTIES`]) are given again where they differ from their
-//! defaults. What is missed shows when the new QEMU loads the device's state: it
-//! refuses one that does not fit. An upgrade then leaves the guest where it is; of a
-//! frozen guest or a checkpoint it shows when it is brought back.
+//! QEMU tells all properties of a device, not which of them somebody set. Given again
+//! are those that differ from their defaults, and of those whose default it does not
+//! tell the ones that people set ([`WITHOUT_DEFAULTS`]). What an old machine type sets
+//! by itself is among them and does no harm; but not what another version may not know
+//! of ([`is_internal`]). A device that stands on what cannot be given again is refused.
 
 use super::current::CurrentError;
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 
 /// Where QEMU keeps devices with a name.
-const NAMED: &str = "/machine/peripheral";
+pub(super) const NAMED: &str = "/machine/peripheral";
 /// Where it keeps those without: it calls them `device[0]`, `device[1]` and so on.
-const NAMELESS: &str = "/machine/peripheral-anon";
+pub(super) const NAMELESS: &str = "/machine/peripheral-anon";
 
-/// Properties of devices that people set.
-const PROPERTIES: [&str; 105] = [
-    "acpi-index",
-    "addr",
-    "any_layout",
-    "ats",
+/// Properties that people set and of which QEMU tells no default.
+const WITHOUT_DEFAULTS: [&str; 18] = [
     "bootindex",
-    "channel",
     "chardev",
-    "chassis",
-    "chassis_nr",
-    "cmd_per_lun",
-    "config-wce",
-    "core-id",
-    "csum",
-    "ctrl_guest_offloads",
-    "ctrl_mac_addr",
-    "ctrl_rx",
-    "ctrl_rx_extra",
-    "ctrl_vlan",
-    "ctrl_vq",
-    "deflate-on-oom",
     "device_id",
-    "die-id",
-    "disable-legacy",
-    "disable-modern",
-    "discard",
-    "discard_granularity",
+    "display",
     "drive",
     "duplex",
-    "event_idx",
-    "failover",
-    "free-page-hint",
-    "free-page-reporting",
-    "gso",
-    "guest-cid",
-    "guest_announce",
-    "guest_csum",
-    "guest_ecn",
-    "guest_tso4",
-    "guest_tso6",
-    "guest_ufo",
-    "guest_uso4",
-    "guest_uso6",
-    "hash",
-    "host_ecn",
-    "host_mtu",
-    "host_tso4",
-    "host_tso6",
-    "host_ufo",
-    "host_uso",
-    "hotplug",
-    "indirect_desc",
-    "iommu_platform",
-    "iothread",
-    "logical_block_size",
-    "lun",
+    "failover_pair_id",
     "mac",
-    "max-bytes",
-    "max-discard-sectors",
-    "max-write-zeroes-sectors",
-    "max_ports",
-    "max_sectors",
-    "mq",
-    "mrg_rxbuf",
-    "multifunction",
     "name",
     "netdev",
-    "nr",
-    "num-queues",
-    "num_queues",
-    "packed",
-    "page-poison",
-    "param_change",
-    "period",
-    "physical_block_size",
+    "pcap",
     "port",
-    "port_wwn",
     "product",
-    "queue-size",
-    "removable",
-    "report-discard-granularity",
-    "request-merging",
-    "rerror",
-    "rombar",
     "romfile",
-    "romsize",
-    "rotation_rate",
-    "rss",
-    "rx_queue_size",
-    "scsi",
-    "scsi-id",
-    "seg-max-adjust",
     "serial",
-    "share-rw",
-    "slot",
-    "socket-id",
-    "speed",
-    "thread-id",
-    "tx_queue_size",
-    "vectors",
+    "tx",
     "vendor",
-    "virtqueue_size",
-    "werror",
-    "write-cache",
-    "write-zeroes",
-    "wwn",
+    "ver",
 ];
+/// What a device finds out when nobody says it: the class of a PCI device, a disk's geometry.
+const FOUND_OUT: [&str; 4] = ["class", "cyls", "heads", "secs"];
+/// What tells a CPU from another; all else of it the command line says.
+const PLACES: [&str; 7] =
+    ["cluster-id", "core-id", "die-id", "module-id", "node-id", "socket-id", "thread-id"];
+/// Where QEMU keeps what `-object` and `object-add` make.
+const OBJECTS: &str = "/objects/";
+
+/// Whether a property is for machine types of other versions rather than for people.
+fn is_internal(name: &str) -> bool {
+    name.starts_with("x-") || name.starts_with("migrate-")
+}
+
+/// Whether a property, of which QEMU tells this, may have to be given again to a device.
+fn may_be_given(about: &Value, is_cpu: bool) -> bool {
+    let name = about["name"].as_str().unwrap_or_default();
+    if is_cpu {
+        return PLACES.contains(&name);
+    }
+    is_link(about)
+        || WITHOUT_DEFAULTS.contains(&name)
+        || (about.get("default-value").is_some()
+            && !is_internal(name)
+            && !FOUND_OUT.contains(&name))
+        || is_list(about)
+}
+
+/// Whether a property names another object.
+fn is_link(about: &Value) -> bool {
+    about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"))
+}
+
+/// Whether it has a list of values.
+fn is_list(about: &Value) -> bool {
+    about["type"].as_str().is_some_and(|kind| kind.ends_with("List"))
+}
 
 /// A device with a name.
 pub(super) struct Device {
@@ -183,7 +132,8 @@ fn came_later(
     Ok(told.into_iter().map(|later| later == true).collect())
 }
 
-fn get(path: &str, property: &str) -> Value {
+/// The arguments of a question for a property.
+pub(super) fn get(path: &str, property: &str) -> Value {
     json!({"path": path, "property": property})
 }
 
@@ -200,9 +150,14 @@ pub(super) fn arguments_of(
     }
     let path = format!("{NAMED}/{id}");
     let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
-    let about = |name: &&str| told.as_array()?.iter().find(|it| it["name"] == **name);
-    let its: Vec<(&str, &Value)> =
-        PROPERTIES.iter().filter_map(|name| Some((*name, about(name)?))).collect();
+    let is_cpu = kind.ends_with("-cpu");
+    let its: Vec<(&str, &Value)> = told
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|about| may_be_given(about, is_cpu))
+        .filter_map(|about| Some((about["name"].as_str()?, about)))
+        .collect();
     let asked = ["parent_bus"].into_iter().chain(its.iter().map(|(name, _)| *name));
     let mut values =
         qmp.execute_all("qom-get", asked.map(|property| get(&path, property)))?.into_iter();
@@ -213,16 +168,25 @@ pub(super) fn arguments_of(
         device.insert("bus".to_owned(), bus.into());
     }
     for ((name, about), value) in its.into_iter().zip(values) {
-        let is_link = about["type"].as_str().is_some_and(|kind| kind.starts_with("link<"));
         let value = match &value {
-            Value::String(path) if is_link => last(path).map_or(Value::Null, Value::from),
+            // What is elsewhere is the device's own, or the machine's.
+            Value::String(path) if is_link(about) => {
+                let other = path.strip_prefix(NAMED).and_then(|it| it.strip_prefix('/'));
+                let other = other.filter(|other| other != id);
+                path.strip_prefix(OBJECTS).or(other).map_or(Value::Null, Value::from)
+            }
             // QEMU 8.2 ends where it is given the number in which it tells it.
             Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
+            Value::Array(list) if !list.is_empty() => {
+                let why = format!("'{id}' was plugged into it with {name}=, a list");
+                return Err(CurrentError::Unknown(why));
+            }
             other => other.clone(),
         };
         let unset = match &value {
             Value::Null => true,
-            Value::String(text) => text.is_empty(),
+            // Without a file there is no ROM; what nobody named is told by its name.
+            Value::String(text) => text.is_empty() && name != "romfile",
             Value::Number(number) => number.as_i64().is_some_and(|it| it < 0),
             Value::Array(_) | Value::Object(_) => true,
             Value::Bool(_) => false,
@@ -235,7 +199,7 @@ pub(super) fn arguments_of(
 }
 
 /// A place on a PCI bus as people write it: slot and function.
-fn slot(place: u64) -> Value {
+pub(super) fn slot(place: u64) -> Value {
     format!("{:x}.{}", place >> 3, place & 7).into()
 }
 
