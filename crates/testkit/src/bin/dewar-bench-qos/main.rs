@@ -41,7 +41,7 @@ struct Plan {
 
 fn main() -> Result<()> {
     let plan = plan()?;
-    let _one_group = OneGroup::hold()?;
+    let _one_group = OneGroup::hold();
     let mut rows: Vec<Row> = Vec::new();
     for subject in &plan.subjects {
         let lab = Lab::new(&plan.dewar)?;

@@ -4,7 +4,6 @@
 //! session of its own then has as much as all hogs of another one together, and a nice value
 //! counts within its session only: what would be compared are sessions.
 
-use anyhow::{Context, Result};
 use std::fs;
 
 const SETTING: &str = "/proc/sys/kernel/sched_autogroup_enabled";
@@ -15,14 +14,16 @@ pub struct OneGroup {
 }
 
 impl OneGroup {
-    /// # Errors
-    /// Where the setting may not be changed.
-    pub fn hold() -> Result<Self> {
+    /// Turns it off, or says that it stays on.
+    pub fn hold() -> Self {
         let was_on = fs::read_to_string(SETTING).is_ok_and(|it| it.trim() == "1");
         if was_on {
-            fs::write(SETTING, "0").with_context(|| format!("cannot set {SETTING}"))?;
+            match fs::write(SETTING, "0") {
+                Ok(()) => println!("{SETTING} was 1, and is 0 until the end"),
+                Err(error) => println!("{SETTING} is 1, and stays so: {error}"),
+            }
         }
-        Ok(Self { was_on })
+        Self { was_on }
     }
 }
 
