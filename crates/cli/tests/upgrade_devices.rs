@@ -643,20 +643,24 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
     guest.console.ask("verify").expect("consistent");
 }
 
-/// Of several disks on one bus, whose places nobody chose, the first is unplugged.
+/// Of devices on one bus, whose places nobody chose, the first is unplugged; then it comes
+/// back to another place.
 #[test]
 fn devices_keep_their_places_when_one_before_them_is_gone() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");
     let mut extra = vec!["-qmp".to_owned(), format!("unix:{},server=on,wait=off", user.display())];
     let mut option = |words: [&str; 2]| extra.extend(words.map(str::to_owned));
+    option(["-debugcon", "null"]);
+    option(["-device", "qemu-xhci,id=usb"]);
+    option(["-device", "usb-kbd,id=keys"]);
+    option(["-device", "usb-tablet,id=tablet"]);
     option(["-device", "virtio-scsi-pci,id=hba"]);
     for (number, name) in ["id=first", "id=second", "serial=third"].iter().enumerate() {
         let disk = lab.path().join(format!("disk{number}"));
         fs::write(&disk, [0; 1 << 16]).expect("disk");
-        let disk =
-            format!("raw,node-name=disk{number},file.driver=file,file.filename={}", disk.display());
-        option(["-blockdev", &disk]);
+        let file = format!("file.driver=file,file.filename={}", disk.display());
+        option(["-blockdev", &format!("raw,node-name=disk{number},{file}")]);
         option(["-device", &format!("scsi-hd,drive=disk{number},{name}")]);
     }
     let mut guest = lab.run("g", &spec(&words(&extra))).expect("guest");
@@ -665,32 +669,79 @@ fn devices_keep_their_places_when_one_before_them_is_gone() {
         let mut qmp = Qmp::connect(&user).expect("QMP");
         qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
     };
+    // SCSI numbers, that of the nameless disk last, and what is told of USB.
     let places = || {
         let mut qmp = Qmp::connect(&user).expect("QMP");
-        let all = nameless(&mut qmp);
-        let mut of = |path: &str| {
-            let asked = |property| json!({"path": path, "property": property});
-            let serial = qmp.execute("qom-get", asked("serial")).ok()?;
-            Some((serial, qmp.execute("qom-get", asked("scsi-id")).ok()?))
+        let mut number = |path: &str| {
+            let asked = json!({"path": path, "property": "scsi-id"});
+            qmp.execute("qom-get", asked).ok()?.as_u64()
         };
-        let second = of(&path_of("second"));
-        (second, all.iter().find_map(|path| of(path)))
+        let named = ["first", "second"].map(|id| number(&path_of(id)));
+        let all = nameless(&mut qmp);
+        let mut number = |path: &str| {
+            let asked = json!({"path": path, "property": "scsi-id"});
+            qmp.execute("qom-get", asked).ok()?.as_u64()
+        };
+        let third = all.iter().find_map(|path| number(path));
+        let usb = json!({"command-line": "info usb"});
+        let usb = qmp.execute("human-monitor-command", usb).expect("info usb");
+        let ports = usb.as_str().expect("text").lines().filter_map(|line| line.split(", ").nth(1));
+        (named, third, ports.map(str::to_owned).collect::<Vec<_>>())
     };
-    let before = places();
-    assert_eq!(before.0, Some((json!(""), json!(1))));
-    assert_eq!(before.1, Some((json!("third"), json!(2))));
-    ask("device_del", json!({"id": "first"}));
-    for round in 0..2 {
-        match round {
-            0 => {
-                lab.dewar(&["freeze", "g"]).done();
-                lab.dewar(&["thaw", "g"]).done();
+    let moves = |guest: &mut TestGuest, wanted| {
+        for round in 0..2 {
+            match round {
+                0 => {
+                    lab.dewar(&["freeze", "g"]).done();
+                    lab.dewar(&["thaw", "g"]).done();
+                }
+                _ => drop(upgrade(&lab, guest, &[])),
             }
-            _ => drop(upgrade(&lab, &mut guest, &[])),
+            assert_eq!(places(), wanted, "{round}");
         }
-        assert_eq!(places(), before);
+        guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+        guest.console.ask("verify").expect("consistent");
+    };
+    let both = ["Port 1", "Port 2"].map(str::to_owned).to_vec();
+    assert_eq!(places(), ([Some(0), Some(1)], Some(2), both));
+    for id in ["first", "keys"] {
+        ask("device_del", json!({"id": id}));
     }
-    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    moves(&mut guest, ([None, Some(1)], Some(2), vec!["Port 2".to_owned()]));
+    ask("device_del", json!({"id": "second"}));
+    for (id, disk) in [("second", "disk1"), ("first", "disk0")] {
+        let device = json!({"driver": "scsi-hd", "id": id, "drive": disk});
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        dewar_testkit::wait_until("the disk is let go", Duration::from_secs(60), || {
+            qmp.execute("device_add", device.clone()).is_ok()
+        });
+    }
+    moves(&mut guest, ([Some(1), Some(0)], Some(2), vec!["Port 2".to_owned()]));
+}
+
+#[test]
+fn what_cannot_be_told_its_place_is_refused_where_another_s_is_free() {
+    let lab = common::lab();
+    let user = lab.path().join("user.qmp");
+    let spec = spec(&[
+        "-machine",
+        "pc",
+        "-device",
+        "virtio-rng-pci,id=before",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", user.display()),
+    ]);
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("check 2000 1 disk").expect("check");
+    let mut qmp = Qmp::connect(&user).expect("QMP");
+    qmp.execute("device_del", json!({"id": "before"})).expect("asked");
+    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
+        !devices(&mut qmp).contains(&"before".to_owned())
+    });
+    let other = other();
+    for verb in [&["upgrade", "g", "--qemu", &other][..], &["freeze", "g"], &["checkpoint", "g"]] {
+        lab.dewar(verb).failed(4, &["unplugged", "-drive", "would get its place"]);
+    }
     guest.console.ask("verify").expect("consistent");
 }
 

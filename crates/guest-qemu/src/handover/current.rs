@@ -4,13 +4,12 @@
 use super::defaults::keep_defaults;
 use super::forwards::monitor;
 use super::media::without_ejected;
-use super::places::keep_places;
+use super::places::Freed;
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 
@@ -44,17 +43,13 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         return plugged.map_or_else(|| Ok(line.to_vec()), refuse);
     }
     let plugged = devices(qmp)?;
-    let mut came_later = HashMap::new();
-    for device in plugged.iter().filter(|device| device.came_later) {
-        came_later.insert(device.id.as_str(), arguments_of(qmp, device)?);
-    }
     let (netdevs, nodes) = (netdevs(qmp)?, block_names(qmp)?);
-    let there = There { devices: &plugged, came_later, netdevs, nodes };
+    let there = There { devices: &plugged, netdevs, nodes };
     let mut now = Vec::new();
     let mut known = Vec::new();
     let mut networks = Vec::new();
     let mut nameless = 0;
-    let mut is_gone = false;
+    let mut freed = Freed::default();
     for argument in arguments(line) {
         let id = id_of(&argument);
         nameless += usize::from(makes_nameless(&argument, id.is_some()));
@@ -62,25 +57,24 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
         if id.as_ref().is_none_or(|(_, id)| there.has(&argument, id)) {
             now.extend_from_slice(&line[argument.at..argument.at + words]);
             known.extend(id);
+            if argument.name == "debugcon" {
+                // The name that QEMU gives what that makes.
+                known.push((Names::Devices, argument.name.to_owned()));
+            }
             if argument.name == "device" {
                 networks.extend(said_of(&argument, "netdev"));
                 there.require_disk(&argument)?;
             }
-        } else {
-            is_gone |= argument.name == "device";
+        } else if argument.name == "device" {
+            freed.note(&argument);
         }
     }
     refuse_nameless(qmp, nameless)?;
-    if is_gone {
-        keep_places(qmp, &mut now)?;
-    }
+    freed.keep_others(qmp, &mut now)?;
     let mut added = Vec::new();
     for device in &plugged {
         if !known.contains(&(Names::Devices, device.id.clone())) {
-            added.push(match there.came_later.get(device.id.as_str()) {
-                Some(arguments) => arguments.clone(),
-                None => arguments_of(qmp, device)?,
-            });
+            added.push(arguments_of(qmp, device)?);
         }
     }
     // Another took the place of what the line says of it.
@@ -123,11 +117,17 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
 }
 
 /// What a device can stand on that only the command line can make again.
-const BACKENDS: [(&str, Names, &str); 6] = [
+const BACKENDS: [(&str, Names, &str); 12] = [
+    ("audiodev", Names::Audiodevs, "audio backend"),
     ("canbus", Names::Objects, "object"),
     ("canbus0", Names::Objects, "object"),
     ("canbus1", Names::Objects, "object"),
     ("chardev", Names::Chardevs, "character device"),
+    ("chardev1", Names::Chardevs, "character device"),
+    ("chardev2", Names::Chardevs, "character device"),
+    ("chardev3", Names::Chardevs, "character device"),
+    ("chardev4", Names::Chardevs, "character device"),
+    ("fsdev", Names::Fsdevs, "file system"),
     ("memdev", Names::Objects, "object"),
     ("rng", Names::Objects, "object"),
 ];
@@ -161,8 +161,6 @@ type Backend = fn(&mut Qmp, &str, &There<'_>) -> Result<[String; 2], CurrentErro
 /// What QEMU has now, by name.
 struct There<'q> {
     devices: &'q [Device],
-    /// What those that came later are made of, by their names.
-    came_later: HashMap<&'q str, Map<String, Value>>,
     /// Network backends, and what is told of them.
     netdevs: Vec<(String, String)>,
     nodes: Vec<String>,
@@ -172,9 +170,8 @@ impl There<'_> {
     /// Whether what an option made is still there.
     fn has(&self, argument: &Argument<'_>, id: &str) -> bool {
         match argument.name {
-            "device" => self.devices.iter().any(|it| {
-                it.id == id && is_device(argument, it, self.came_later.get(it.id.as_str()))
-            }),
+            // Of one that came later all is told by QEMU.
+            "device" => self.devices.iter().any(|it| it.id == id && !it.came_later),
             "netdev" => self.netdevs.iter().any(|(it, told)| it == id && is_kind(argument, told)),
             "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
             _ => true,
@@ -191,27 +188,6 @@ impl There<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// What tells a device from another of its kind.
-const MARKS: [&str; 6] = ["bus", "chardev", "drive", "mac", "netdev", "serial"];
-
-/// Whether a device can be the one of this option; if not, another of its name came in its
-/// place. One that came later (`made` is what it is made of), and of which nothing else is
-/// known, is taken for the same.
-fn is_device(option: &Argument<'_>, device: &Device, made: Option<&Map<String, Value>>) -> bool {
-    let differs = |key: &&str| {
-        let now = made.and_then(|made| made.get(*key)?.as_str());
-        let said = said_of(option, key);
-        now.zip(said.as_deref()).is_some_and(|(now, said)| !now.eq_ignore_ascii_case(said))
-    };
-    if MARKS.iter().any(differs) {
-        return false;
-    }
-    let driver = value_of(option, "driver").unwrap_or_default();
-    // `virtio-net` is `virtio-net-pci`.
-    let rest = device.kind.strip_prefix(driver.as_str());
-    !device.came_later || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// Whether what is told of a network backend can be of this option; if not, another of
@@ -259,6 +235,8 @@ fn part_of<'t>(told: &'t str, key: &str) -> Option<&'t str> {
 /// What shares its names with nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
+    Audiodevs,
+    Fsdevs,
     Devices,
     Netdevs,
     Blocks,
@@ -276,6 +254,8 @@ fn id_of(argument: &Argument<'_>) -> Option<(Names, String)> {
         "blockdev" => (Names::Blocks, "node-name"),
         "chardev" => (Names::Chardevs, "id"),
         "object" => (Names::Objects, "id"),
+        "audiodev" => (Names::Audiodevs, "id"),
+        "fsdev" | "virtfs" => (Names::Fsdevs, "id"),
         _ => return None,
     };
     Some((names, options.get(key, "")?))

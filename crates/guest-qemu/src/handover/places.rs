@@ -3,50 +3,146 @@
 //! A device of which the command line tells no place gets the first that is free. Where one
 //! before it was unplugged, it would get that one's place in the next QEMU, which then would
 //! not take the guest's state. So once a device is gone, the line tells where each of the
-//! others is.
+//! others on buses of that kind is.
 //!
 //! A device without a name is known by its number: QEMU makes those of `-device` and
 //! `-virtfs` in their order, then those of `-drive if=virtio`, then those of `-device` with
 //! JSON (`qemu_create_cli_devices` in system/vl.c).
 
+use super::current::CurrentError;
+use super::forwards::monitor;
 use super::plugged::{NAMED, NAMELESS, get, slot};
 use crate::cmdline::{Argument, Properties, arguments};
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::Qmp;
 use serde_json::Value;
 
-/// What says where on its bus a device is: PCI, SCSI, virtio-serial, USB.
-const PLACES: [&str; 6] = ["addr", "channel", "lun", "nr", "port", "scsi-id"];
+/// A kind of bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bus {
+    Scsi,
+    Serial,
+    Usb,
+    /// PCI, and what has no places.
+    Other,
+}
 
-/// Adds their places to the devices of `line`, which must all be there.
-pub(super) fn keep_places(qmp: &mut Qmp, line: &mut [String]) -> Result<(), QmpError> {
-    for (at, path) in devices_of(line) {
-        let Ok(mut option) = Properties::parse(&line[at]) else { continue };
-        let asked = ["type"].iter().chain(&PLACES).map(|key| get(&path, key));
-        let mut told = qmp.execute_all("qom-get", asked)?.into_iter();
-        let kind = told.next().unwrap_or_default();
-        let driver = option.get("driver", "driver").unwrap_or_default();
-        // `virtio-net` is `virtio-net-pci`.
-        if !kind.as_str().is_some_and(|kind| kind.starts_with(&driver)) {
-            continue;
+impl Bus {
+    /// That of a device of `-device`.
+    fn of(driver: &str) -> Self {
+        match driver {
+            "virtconsole" | "virtserialport" => Self::Serial,
+            "usb-ehci" => Self::Other,
+            _ if driver.starts_with("scsi-") => Self::Scsi,
+            _ if driver.starts_with("usb-") => Self::Usb,
+            _ => Self::Other,
         }
-        for (key, value) in PLACES.iter().zip(told) {
-            let value = match &value {
-                Value::Number(place) if *key == "addr" => place.as_u64().map_or(Value::Null, slot),
-                Value::Number(place) if place.as_u64().is_none() => Value::Null,
-                other => other.clone(),
-            };
-            let text = match &value {
-                Value::Null => continue,
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            if option.get(key, "").is_none() {
-                option.set(key, &text, value);
+    }
+
+    /// What says where on it a device is.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Scsi => &["channel", "scsi-id", "lun"],
+            Self::Serial => &["nr"],
+            Self::Usb => &["port"],
+            // All PCI devices have the second, and other devices addresses of other kinds.
+            Self::Other => &["addr", "multifunction"],
+        }
+    }
+}
+
+/// Places that are free now, since a device of the command line is gone.
+#[derive(Debug, Default)]
+pub(super) struct Freed {
+    kinds: Vec<Bus>,
+    on_the_first_bus: bool,
+}
+
+impl Freed {
+    /// Notes the option of a device that is gone, or not where the line had it.
+    pub(super) fn note(&mut self, gone: &Argument<'_>) {
+        let Some(option) = gone.value.and_then(|value| Properties::parse(value).ok()) else {
+            return;
+        };
+        let kind = Bus::of(&option.get("driver", "driver").unwrap_or_default());
+        self.kinds.push(kind);
+        let bus = option.get("bus", "");
+        let is_first = bus.is_none_or(|bus| ["pci.0", "pcie.0"].contains(&bus.as_str()));
+        self.on_the_first_bus |= kind == Bus::Other && is_first;
+    }
+
+    /// Adds their places to the devices of `line`, which must all be there, where others
+    /// could be theirs now.
+    pub(super) fn keep_others(
+        &self,
+        qmp: &mut Qmp,
+        line: &mut [String],
+    ) -> Result<(), CurrentError> {
+        if self.kinds.is_empty() {
+            return Ok(());
+        }
+        let untold = ["drive", "virtfs"];
+        let made =
+            arguments(line).into_iter().find(|it| untold.contains(&it.name) && makes(it).is_some());
+        if let Some(option) = made.filter(|_| self.on_the_first_bus) {
+            let why = format!(
+                "a device of its command line was unplugged, and what -{} {} made would get its \
+                 place",
+                option.name,
+                option.value.unwrap_or_default()
+            );
+            return Err(CurrentError::Unknown(why));
+        }
+        for (at, path) in devices_of(line) {
+            let Ok(mut option) = Properties::parse(&line[at]) else { continue };
+            let bus = Bus::of(&option.get("driver", "driver").unwrap_or_default());
+            if self.kinds.contains(&bus) {
+                tell(qmp, bus, &path, &mut option)?;
+                line[at] = option.to_string();
             }
         }
-        line[at] = option.to_string();
+        Ok(())
+    }
+}
+
+/// Adds to a device's option where it is, as far as it does not say it.
+fn tell(qmp: &mut Qmp, bus: Bus, path: &str, option: &mut Properties) -> Result<(), CurrentError> {
+    let told = qmp.execute_all("qom-get", bus.keys().iter().map(|key| get(path, key)))?;
+    if bus == Bus::Other && told.contains(&Value::Null) {
+        return Ok(());
+    }
+    for (key, value) in bus.keys().iter().zip(told) {
+        let value = match value {
+            Value::Bool(_) => continue,
+            Value::Number(place) if *key == "addr" => place.as_u64().map_or(Value::Null, slot),
+            Value::String(port) if port.is_empty() => usb_port(qmp, path)?,
+            other => other,
+        };
+        let text = match &value {
+            Value::Null => continue,
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        if option.get(key, "").is_none() {
+            option.set(key, &text, value);
+        }
     }
     Ok(())
+}
+
+/// The port that a USB device got, of which it does not know itself.
+pub(super) fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, CurrentError> {
+    let id = path.strip_prefix(NAMED).map_or("", |id| id.trim_start_matches('/'));
+    let told = monitor(qmp, "info usb")?;
+    told_port(&told, id).map(Value::from).ok_or_else(|| {
+        CurrentError::Unknown(format!("it is not known on which port USB device {path} is"))
+    })
+}
+
+/// Reads lines such as `  Device 0.2, Port 1, Speed 480 Mb/s, Product QEMU USB Tablet, ID: t`.
+fn told_port<'t>(told: &'t str, id: &str) -> Option<&'t str> {
+    let end = format!(", ID: {id}");
+    let line = told.lines().find(|line| !id.is_empty() && line.trim_end().ends_with(&end))?;
+    line.split(", ").find_map(|part| part.strip_prefix("Port "))
 }
 
 /// Where the values of `-device` options stand, and where QEMU keeps what they made.
@@ -89,7 +185,16 @@ fn makes(option: &Argument<'_>) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::devices_of;
+    use super::{devices_of, told_port};
+
+    #[test]
+    fn ports_are_told_by_the_device_s_name() {
+        let told = "  Device 0.1, Port 1, Speed 480 Mb/s, Product QEMU USB Tablet, ID: t\r\n  \
+                    Device 0.0, Port 2.1, Speed 12 Mb/s, Product QEMU USB Keyboard\r\n";
+        assert_eq!(told_port(told, "t"), Some("1"));
+        assert_eq!(told_port(told, "k"), None);
+        assert_eq!(told_port(told, ""), None);
+    }
 
     #[test]
     fn devices_without_a_name_are_numbered_as_qemu_makes_them() {

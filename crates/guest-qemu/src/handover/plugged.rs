@@ -4,10 +4,11 @@
 //! QEMU tells all properties of a device, not which of them somebody set. Given again
 //! are those that differ from their defaults, and of those whose default it does not
 //! tell the ones that people set ([`WITHOUT_DEFAULTS`]). What an old machine type sets
-//! by itself is among them and does no harm; but not what another version may not know
-//! of ([`is_internal`]). A device that stands on what cannot be given again is refused.
+//! by itself is among them; an older QEMU that does not know of it refuses it before the
+//! guest is touched. A device that stands on what cannot be given again is refused.
 
 use super::current::CurrentError;
+use super::places::usb_port;
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 
@@ -17,15 +18,22 @@ pub(super) const NAMED: &str = "/machine/peripheral";
 pub(super) const NAMELESS: &str = "/machine/peripheral-anon";
 
 /// Properties that people set and of which QEMU tells no default.
-const WITHOUT_DEFAULTS: [&str; 18] = [
+const WITHOUT_DEFAULTS: [&str; 25] = [
+    "audiodev",
     "bootindex",
     "chardev",
+    "chardev1",
+    "chardev2",
+    "chardev3",
+    "chardev4",
     "device_id",
     "display",
     "drive",
     "duplex",
     "failover_pair_id",
+    "fsdev",
     "mac",
+    "masterbus",
     "name",
     "netdev",
     "pcap",
@@ -40,8 +48,10 @@ const WITHOUT_DEFAULTS: [&str; 18] = [
 /// What a device finds out when nobody says it: the class of a PCI device, a disk's geometry.
 const FOUND_OUT: [&str; 4] = ["class", "cyls", "heads", "secs"];
 /// What tells a CPU from another; all else of it the command line says.
-const PLACES: [&str; 7] =
-    ["cluster-id", "core-id", "die-id", "module-id", "node-id", "socket-id", "thread-id"];
+const PLACES: [&str; 5] = ["core-id", "die-id", "node-id", "socket-id", "thread-id"];
+/// Devices that nobody could make again: of which device of the host, or on which drive, QEMU
+/// does not tell.
+const UNKNOWABLE: [&str; 2] = ["usb-host", "usb-storage"];
 /// Where QEMU keeps what `-object` and `object-add` make.
 const OBJECTS: &str = "/objects/";
 
@@ -55,6 +65,9 @@ fn may_be_given(about: &Value, is_cpu: bool) -> bool {
     let name = about["name"].as_str().unwrap_or_default();
     if is_cpu {
         return PLACES.contains(&name);
+    }
+    if about["type"].as_str().is_some_and(|kind| kind.starts_with("child<")) {
+        return false;
     }
     is_link(about)
         || WITHOUT_DEFAULTS.contains(&name)
@@ -143,9 +156,8 @@ pub(super) fn arguments_of(
     device: &Device,
 ) -> Result<Map<String, Value>, CurrentError> {
     let Device { id, kind, .. } = device;
-    if kind == "usb-host" {
-        // Without all that it was asked for with it would take another device of the host.
-        let why = format!("'{id}', a USB device of the host, was plugged into it");
+    if UNKNOWABLE.contains(&kind.as_str()) {
+        let why = format!("'{id}' ({kind}) was plugged into it");
         return Err(CurrentError::Unknown(why));
     }
     let path = format!("{NAMED}/{id}");
@@ -175,6 +187,7 @@ pub(super) fn arguments_of(
                 let other = other.filter(|other| other != id);
                 path.strip_prefix(OBJECTS).or(other).map_or(Value::Null, Value::from)
             }
+            Value::String(port) if name == "port" && port.is_empty() => usb_port(qmp, &path)?,
             // QEMU 8.2 ends where it is given the number in which it tells it.
             Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
             Value::Array(list) if !list.is_empty() => {
@@ -206,4 +219,24 @@ pub(super) fn slot(place: u64) -> Value {
 /// The last part of a path in QEMU's object tree.
 fn last(path: &str) -> Option<&str> {
     path.rsplit('/').next().filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may_be_given;
+    use serde_json::json;
+
+    #[test]
+    fn what_people_set_is_given_and_what_qemu_finds_out_is_not() {
+        let may = |about| may_be_given(&about, false);
+        assert!(may(json!({"name": "subsys", "type": "uint16", "default-value": 0})));
+        assert!(may(json!({"name": "serial", "type": "str"})));
+        assert!(may(json!({"name": "rng", "type": "link<rng-backend>"})));
+        assert!(!may(json!({"name": "serial", "type": "child<serial>"})));
+        assert!(!may(json!({"name": "cyls", "type": "uint32", "default-value": 0})));
+        assert!(!may(json!({"name": "x-ats", "type": "bool", "default-value": true})));
+        assert!(!may(json!({"name": "guest-stats", "type": "guest statistics"})));
+        let of_cpu = |name: &str| may_be_given(&json!({"name": name, "default-value": 1}), true);
+        assert!(of_cpu("core-id") && !of_cpu("level"));
+    }
 }
