@@ -351,6 +351,13 @@ fn devices(qmp: &mut Qmp) -> Vec<String> {
     names_below(qmp, "/machine/peripheral")
 }
 
+fn unplug(qmp: &mut Qmp, id: &str) {
+    qmp.execute("device_del", json!({"id": id})).expect("asked");
+    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
+        !devices(qmp).contains(&id.to_owned())
+    });
+}
+
 #[test]
 fn what_was_plugged_in_or_out_is_so_afterwards() {
     let lab = common::lab();
@@ -384,10 +391,7 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
         "serial": "LATE",
     });
     ask("device_add", device);
-    ask("device_del", json!({"id": "rng"}));
-    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
-        !devices(&mut qmp).contains(&"rng".to_owned())
-    });
+    unplug(&mut qmp, "rng");
     drop(qmp);
     for round in 0..3 {
         match round {
@@ -643,6 +647,11 @@ fn only_a_device_that_could_be_plugged_in_again_goes_along() {
     guest.console.ask("verify").expect("consistent");
 }
 
+fn scsi_id(qmp: &mut Qmp, path: &str) -> Option<u64> {
+    let asked = json!({"path": path, "property": "scsi-id"});
+    qmp.execute("qom-get", asked).ok()?.as_u64()
+}
+
 /// Of devices on one bus, whose places nobody chose, the first is unplugged; then it comes
 /// back to another place.
 #[test]
@@ -672,17 +681,8 @@ fn devices_keep_their_places_when_one_before_them_is_gone() {
     // SCSI numbers, that of the nameless disk last, and what is told of USB.
     let places = || {
         let mut qmp = Qmp::connect(&user).expect("QMP");
-        let mut number = |path: &str| {
-            let asked = json!({"path": path, "property": "scsi-id"});
-            qmp.execute("qom-get", asked).ok()?.as_u64()
-        };
-        let named = ["first", "second"].map(|id| number(&path_of(id)));
-        let all = nameless(&mut qmp);
-        let mut number = |path: &str| {
-            let asked = json!({"path": path, "property": "scsi-id"});
-            qmp.execute("qom-get", asked).ok()?.as_u64()
-        };
-        let third = all.iter().find_map(|path| number(path));
+        let named = ["first", "second"].map(|id| scsi_id(&mut qmp, &path_of(id)));
+        let third = nameless(&mut qmp).iter().find_map(|path| scsi_id(&mut qmp, path));
         let usb = json!({"command-line": "info usb"});
         let usb = qmp.execute("human-monitor-command", usb).expect("info usb");
         let ports = usb.as_str().expect("text").lines().filter_map(|line| line.split(", ").nth(1));
@@ -734,10 +734,7 @@ fn what_cannot_be_told_its_place_is_refused_where_another_s_is_free() {
     let mut guest = lab.run("g", &spec).expect("guest");
     guest.console.ask("check 2000 1 disk").expect("check");
     let mut qmp = Qmp::connect(&user).expect("QMP");
-    qmp.execute("device_del", json!({"id": "before"})).expect("asked");
-    dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
-        !devices(&mut qmp).contains(&"before".to_owned())
-    });
+    unplug(&mut qmp, "before");
     let other = other();
     for verb in [&["upgrade", "g", "--qemu", &other][..], &["freeze", "g"], &["checkpoint", "g"]] {
         lab.dewar(verb).failed(4, &["unplugged", "-drive", "would get its place"]);

@@ -4,7 +4,7 @@
 use super::defaults::keep_defaults;
 use super::forwards::monitor;
 use super::media::without_ejected;
-use super::places::Freed;
+use super::places::{Freed, makes};
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
@@ -206,15 +206,10 @@ fn is_kind(option: &Argument<'_>, told: &str) -> bool {
     }
 }
 
-/// Whether an option makes a device without a name; `named` is whether it gives one.
+/// Whether an option makes a device without a name; `named` is whether it gives one, which
+/// of a drive is the drive's own.
 fn makes_nameless(option: &Argument<'_>, named: bool) -> bool {
-    match option.name {
-        "device" => !named,
-        // The name is the drive's.
-        "drive" => value_of(option, "if").as_deref() == Some("virtio"),
-        "virtfs" => true,
-        _ => false,
-    }
+    makes(option).is_some() && !(named && option.name == "device")
 }
 
 /// What an option says of `key`, which it may give first and without its name.

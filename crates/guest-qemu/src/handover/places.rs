@@ -11,7 +11,7 @@
 
 use super::current::CurrentError;
 use super::forwards::monitor;
-use super::plugged::{NAMED, NAMELESS, get, slot};
+use super::plugged::{NAMED, NAMELESS, get};
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::Qmp;
 use serde_json::Value;
@@ -111,14 +111,9 @@ fn tell(qmp: &mut Qmp, bus: Bus, path: &str, option: &mut Properties) -> Result<
         return Ok(());
     }
     for (key, value) in bus.keys().iter().zip(told) {
-        let value = match value {
-            Value::Bool(_) => continue,
-            Value::Number(place) if *key == "addr" => place.as_u64().map_or(Value::Null, slot),
-            Value::String(port) if port.is_empty() => usb_port(qmp, path)?,
-            other => other,
-        };
+        let value = as_written(qmp, path, key, value)?;
         let text = match &value {
-            Value::Null => continue,
+            Value::Null | Value::Bool(_) => continue,
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
@@ -129,8 +124,26 @@ fn tell(qmp: &mut Qmp, bus: Bus, path: &str, option: &mut Properties) -> Result<
     Ok(())
 }
 
+/// What QEMU tells of a property of the device at `path`, as people write it.
+pub(super) fn as_written(
+    qmp: &mut Qmp,
+    path: &str,
+    property: &str,
+    value: Value,
+) -> Result<Value, CurrentError> {
+    match value {
+        // QEMU 8.2 ends where it is given the number in which it tells it.
+        Value::Number(place) if property == "addr" => {
+            let slot = |place: u64| format!("{:x}.{}", place >> 3, place & 7).into();
+            Ok(place.as_u64().map_or(Value::Null, slot))
+        }
+        Value::String(port) if property == "port" && port.is_empty() => usb_port(qmp, path),
+        other => Ok(other),
+    }
+}
+
 /// The port that a USB device got, of which it does not know itself.
-pub(super) fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, CurrentError> {
+fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, CurrentError> {
     let id = path.strip_prefix(NAMED).map_or("", |id| id.trim_start_matches('/'));
     let told = monitor(qmp, "info usb")?;
     told_port(&told, id).map(Value::from).ok_or_else(|| {
@@ -170,7 +183,7 @@ fn devices_of(line: &[String]) -> Vec<(usize, String)> {
 }
 
 /// When QEMU makes the device of an option that makes one.
-fn makes(option: &Argument<'_>) -> Option<u8> {
+pub(super) fn makes(option: &Argument<'_>) -> Option<u8> {
     let value = option.value?;
     match option.name {
         "device" => Some(if value.trim_start().starts_with('{') { 2 } else { 0 }),

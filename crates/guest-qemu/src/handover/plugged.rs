@@ -8,7 +8,7 @@
 //! guest is touched. A device that stands on what cannot be given again is refused.
 
 use super::current::CurrentError;
-use super::places::usb_port;
+use super::places::as_written;
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 
@@ -48,7 +48,7 @@ const WITHOUT_DEFAULTS: [&str; 25] = [
 /// What a device finds out when nobody says it: the class of a PCI device, a disk's geometry.
 const FOUND_OUT: [&str; 4] = ["class", "cyls", "heads", "secs"];
 /// What tells a CPU from another; all else of it the command line says.
-const PLACES: [&str; 5] = ["core-id", "die-id", "node-id", "socket-id", "thread-id"];
+const OF_CPUS: [&str; 5] = ["core-id", "die-id", "node-id", "socket-id", "thread-id"];
 /// Devices that nobody could make again: of which device of the host, or on which drive, QEMU
 /// does not tell.
 const UNKNOWABLE: [&str; 2] = ["usb-host", "usb-storage"];
@@ -64,7 +64,7 @@ fn is_internal(name: &str) -> bool {
 fn may_be_given(about: &Value, is_cpu: bool) -> bool {
     let name = about["name"].as_str().unwrap_or_default();
     if is_cpu {
-        return PLACES.contains(&name);
+        return OF_CPUS.contains(&name);
     }
     if about["type"].as_str().is_some_and(|kind| kind.starts_with("child<")) {
         return false;
@@ -180,21 +180,18 @@ pub(super) fn arguments_of(
         device.insert("bus".to_owned(), bus.into());
     }
     for ((name, about), value) in its.into_iter().zip(values) {
-        let value = match &value {
+        let value = match value {
             // What is elsewhere is the device's own, or the machine's.
             Value::String(path) if is_link(about) => {
                 let other = path.strip_prefix(NAMED).and_then(|it| it.strip_prefix('/'));
                 let other = other.filter(|other| other != id);
                 path.strip_prefix(OBJECTS).or(other).map_or(Value::Null, Value::from)
             }
-            Value::String(port) if name == "port" && port.is_empty() => usb_port(qmp, &path)?,
-            // QEMU 8.2 ends where it is given the number in which it tells it.
-            Value::Number(place) if name == "addr" => place.as_u64().map_or(Value::Null, slot),
             Value::Array(list) if !list.is_empty() => {
                 let why = format!("'{id}' was plugged into it with {name}=, a list");
                 return Err(CurrentError::Unknown(why));
             }
-            other => other.clone(),
+            other => as_written(qmp, &path, name, other)?,
         };
         let unset = match &value {
             Value::Null => true,
@@ -209,11 +206,6 @@ pub(super) fn arguments_of(
         }
     }
     Ok(device)
-}
-
-/// A place on a PCI bus as people write it: slot and function.
-pub(super) fn slot(place: u64) -> Value {
-    format!("{:x}.{}", place >> 3, place & 7).into()
 }
 
 /// The last part of a path in QEMU's object tree.
