@@ -717,6 +717,15 @@ fn devices_keep_their_places_when_one_before_them_is_gone() {
         });
     }
     moves(&mut guest, ([Some(1), Some(0)], Some(2), vec!["Port 2".to_owned()]));
+    // Of that one QEMU does not tell on which disk it stands.
+    let stick = lab.path().join("stick");
+    fs::write(&stick, [0; 1 << 16]).expect("disk");
+    let file = json!({"driver": "file", "filename": stick});
+    ask("blockdev-add", json!({"driver": "raw", "node-name": "late", "file": file}));
+    ask("device_add", json!({"driver": "usb-storage", "id": "stick", "drive": "late"}));
+    for verb in ["freeze", "checkpoint"] {
+        lab.dewar(&[verb, "g"]).failed(4, &["'stick'", "usb-storage"]);
+    }
 }
 
 #[test]
