@@ -39,6 +39,8 @@ pub struct GuestSpec {
     pub accel: String,
     /// Whether it has a port for heartbeats.
     pub qos: bool,
+    /// The time between two beats of its second serial port, in milliseconds.
+    pub beat_ms: u64,
     /// Whether it has what QEMU gives a machine by itself.
     pub defaults: bool,
 }
@@ -53,6 +55,7 @@ impl Default for GuestSpec {
             extra: Vec::new(),
             accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
             qos: false,
+            beat_ms: 1,
             defaults: false,
         }
     }
@@ -106,7 +109,8 @@ impl GuestSpec {
             add(&["-nodefaults", "-vga", "none"]);
         }
         add(&["-kernel", &kernel.display().to_string(), "-initrd", &initrd.display().to_string()]);
-        add(&["-append", "console=ttyS0 quiet panic=-1 mitigations=off audit=0"]);
+        let words = "console=ttyS0 quiet panic=-1 mitigations=off audit=0";
+        add(&["-append", &format!("{words} beat_ms={}", self.beat_ms)]);
         for (number, name) in ["console", "heartbeat"].into_iter().enumerate() {
             let path = folder.join(name).display().to_string();
             add(&["-chardev", &format!("socket,id=s{number},path={path},server=on,wait=off")]);

@@ -4,10 +4,9 @@
 //! The thread goes before all others where it may (`SCHED_FIFO`): one that did
 //! not waited for a CPU for 24 ms while the guest ran, and took it for a gap.
 
-use crate::process::put_before_others;
+use crate::process::spawn_first;
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::gettid;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -24,17 +23,6 @@ pub struct Heartbeat {
     arrivals: Arc<Mutex<Vec<Instant>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Starts a thread that goes before all others where it may.
-fn spawn_first(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    let (told, hears) = std::sync::mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let _ = told.send(gettid());
-        work();
-    });
-    let _ = hears.recv().map(put_before_others);
-    thread
 }
 
 /// What was heard in a window.

@@ -1,5 +1,7 @@
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::gettid;
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The letter of a process's or a thread's state (proc_pid_stat(5)).
@@ -51,6 +53,17 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
 /// Where it has not within 20 s.
 pub fn wait_while_alive(pid: i32) {
     wait_until(&format!("the end of process {pid}"), Duration::from_secs(20), || !is_alive(pid));
+}
+
+/// Starts a thread that goes before all others (`SCHED_FIFO`) where it may.
+pub fn spawn_first<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    let (told, hears) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let _ = told.send(gettid());
+        work()
+    });
+    let _ = hears.recv().map(put_before_others);
+    thread
 }
 
 /// Lets a thread of this process go before all others (`SCHED_FIFO`); false

@@ -23,6 +23,14 @@ pub enum LoadKind {
     Own,
 }
 
+/// What a job takes of a CPU's time: so much for each megabyte, and beside the hash what a
+/// guest's vCPU does for its kernel.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cost {
+    pub ms_per_mb: f64,
+    pub ms_beside: f64,
+}
+
 #[derive(Debug, Clone)]
 pub struct Load {
     pub kind: LoadKind,
@@ -55,8 +63,8 @@ impl LoadKind {
 }
 
 impl Load {
-    pub fn new(kind: LoadKind, ms_per_mb: f64) -> Self {
-        let full = NEARLY_FULL * PERIOD_MS / ms_per_mb;
+    pub fn new(kind: LoadKind, Cost { ms_per_mb, ms_beside }: Cost) -> Self {
+        let full = (NEARLY_FULL * PERIOD_MS - ms_beside) / ms_per_mb;
         let bytes = |mb: f64| (mb * 1e6) as u64;
         let steps = match kind {
             LoadKind::Ramp => {
@@ -79,7 +87,7 @@ impl Load {
         let mean =
             steps.iter().map(|(seconds, bytes)| seconds * *bytes as f64).sum::<f64>() / total;
         let peak = steps.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-        let ms = |bytes: f64| bytes / 1e6 * ms_per_mb;
+        let ms = |bytes: f64| bytes / 1e6 * ms_per_mb + ms_beside;
         Self { kind, steps, peak_ms: ms(peak as f64), mean_ms: ms(mean) }
     }
 

@@ -3,7 +3,7 @@
 //! that take all CPU time that they can get.
 //!
 //! usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest]
-//!     [--loads ramp,steps,film,quiet,checkpoints,own] [--repeats N] [--hogs N]
+//!     [--loads ramp,steps,film,quiet,checkpoints,own] [--ways dewar,...] [--repeats N] [--hogs N]
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod curve;
 mod load;
 mod one_group;
 mod oracle;
+mod outside;
 mod picture;
 mod report;
 mod run;
@@ -35,8 +36,16 @@ struct Plan {
     out: PathBuf,
     subjects: Vec<SubjectKind>,
     loads: Vec<LoadKind>,
+    /// Of a load's ways those with these names, or all.
+    ways: Option<Vec<String>>,
     repeats: usize,
     hogs: usize,
+}
+
+impl Plan {
+    fn has(&self, way: &Way) -> bool {
+        self.ways.as_ref().is_none_or(|ways| ways.contains(&way.name()))
+    }
 }
 
 fn main() -> Result<()> {
@@ -46,11 +55,12 @@ fn main() -> Result<()> {
     for subject in &plan.subjects {
         let lab = Lab::new(&plan.dewar)?;
         let mut bench = Bench::new(&lab, *subject)?;
-        println!("{}: a hash of 1 MB takes {:.2} ms", subject.name(), bench.ms_per_mb());
+        let (name, cost) = (subject.name(), bench.cost());
+        println!("{name}: 1 MB takes {:.2} ms, a job {:.2} more", cost.ms_per_mb, cost.ms_beside);
         // A process is not checkpointed by us.
         let has = |kind: &&LoadKind| **kind != LoadKind::Own || *subject == SubjectKind::Guest;
         for kind in plan.loads.iter().filter(has) {
-            let load = Load::new(*kind, bench.ms_per_mb());
+            let load = Load::new(*kind, bench.cost());
             let hogs = Hogs::start(if kind.has_hogs() { plan.hogs } else { 0 })?;
             let checkpoints = match kind {
                 LoadKind::Checkpoints => Some(Checkpoints::of_another(&lab)?),
@@ -60,7 +70,7 @@ fn main() -> Result<()> {
             let ahead = [(); 2].map(|()| bench.measure(&load, &Way::Ahead, &hogs));
             let ahead = ahead.into_iter().collect::<Result<Vec<Row>>>()?;
             for _ in 0..plan.repeats {
-                for way in Way::all(*kind) {
+                for way in Way::all(*kind).into_iter().filter(|way| plan.has(way)) {
                     let row = bench.measure(&load, &way, &hogs)?;
                     row.print();
                     rows.push(row);
@@ -86,13 +96,14 @@ fn main() -> Result<()> {
 }
 
 fn plan() -> Result<Plan> {
-    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film,quiet,checkpoints,own] [--repeats N] [--hogs N]";
+    let usage = "usage: dewar-bench-qos DEWAR OUT.json [--subjects process,guest] [--loads ramp,steps,film,quiet,checkpoints,own] [--ways NAME,...] [--repeats N] [--hogs N]";
     let mut words = std::env::args().skip(1);
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
         out: words.next().context(usage)?.into(),
         subjects: SubjectKind::ALL.to_vec(),
         loads: LoadKind::ALL.to_vec(),
+        ways: None,
         repeats: 1,
         hogs: 6,
     };
@@ -110,6 +121,7 @@ fn plan() -> Result<Plan> {
                 plan.loads =
                     LoadKind::ALL.into_iter().filter(|it| list().any(|w| w == it.name())).collect();
             }
+            "--ways" => plan.ways = Some(list().map(str::to_owned).collect()),
             "--repeats" => plan.repeats = value.parse()?,
             "--hogs" => plan.hogs = value.parse()?,
             _ => anyhow::bail!(usage),

@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// Jobs at the beginning that are not counted: a way must first be in force.
 const BEGINNING: u64 = 30;
+/// So many misses are told one by one.
+const FEW: usize = 5;
 /// So many jobs in a row that meet their deadlines: it has settled.
 const IN_A_ROW: u64 = 5;
 
@@ -129,6 +131,15 @@ impl Row {
             100.0 * self.missed(),
             100.0 * self.reserved(),
         );
+        let few: Vec<&LoggedJob> = self.counted().filter(|job| missed(job)).collect();
+        for job in few.iter().filter(|_| few.len() <= FEW) {
+            println!(
+                "    job {} was done after {:.1} ms, of which it ran for {:.1}",
+                job.number,
+                job.response_us as f64 / 1e3,
+                job.cpu_us as f64 / 1e3
+            );
+        }
     }
 }
 

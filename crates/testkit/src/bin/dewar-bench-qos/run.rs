@@ -1,9 +1,12 @@
 //! One run: the task, the hogs, the way; what is seen from outside.
 
-use crate::load::{Load, PERIOD_MS, RATE};
+use crate::load::{Cost, Load, PERIOD_MS, RATE};
+use crate::outside::Outside;
 use crate::report::Row;
 use crate::way::Way;
 use anyhow::{Context, Result, ensure};
+use dewar_guest_qemu::cmdline::PORT_FILE;
+use dewar_guest_qemu::registry::Registry;
 use dewar_kernel::{Reservation, Scheduling, Task, threads_of};
 use dewar_testkit::bench::median;
 use dewar_testkit::{
@@ -14,9 +17,14 @@ use std::time::{Duration, Instant};
 
 /// How often the reservation is looked at.
 const LOOK: Duration = Duration::from_millis(10);
-/// What a fixed reservation is above what it is for; a guest's kernel needs some, too.
+/// What a fixed reservation is above what it is for.
 const MARGIN: f64 = 1.05;
-const GUEST_MARGIN: f64 = 1.25;
+/// The time between two beats of the guest's serial port: its hashes are measured.
+const QUIET_MS: u64 = 1000;
+/// For how long it is measured what a hash takes, in seconds, and the bytes to begin with.
+const TRY: (f64, u64) = (2.0, 200_000);
+/// The part of a period that a hash shall take then.
+const TRIED: f64 = 0.5;
 /// The most that `dewar qos` may give.
 const MAX: f64 = 0.88;
 
@@ -42,7 +50,7 @@ pub struct Bench<'l> {
     lab: &'l Lab,
     kind: SubjectKind,
     guest: Option<TestGuest>,
-    ms_per_mb: f64,
+    cost: Cost,
     runs: u32,
 }
 
@@ -54,36 +62,47 @@ enum Running {
 
 impl<'l> Bench<'l> {
     pub fn new(lab: &'l Lab, kind: SubjectKind) -> Result<Self> {
-        let spec = GuestSpec { memory_mib: 192, disks: vec![], qos: true, ..GuestSpec::default() };
+        let (disks, beat_ms) = (vec![], QUIET_MS);
+        let spec = GuestSpec { memory_mib: 192, disks, beat_ms, qos: true, ..GuestSpec::default() };
         let guest = match kind {
             SubjectKind::Process => None,
             SubjectKind::Guest => Some(lab.run("g", &spec)?),
         };
-        let mut bench = Self { lab, kind, guest, ms_per_mb: f64::NAN, runs: 0 };
-        let bytes = if kind == SubjectKind::Guest { 200_000 } else { 2_000_000 };
-        let mut running = bench.start(&[(2.0, bytes)])?;
-        while bench.is_running(&mut running) {
-            std::thread::sleep(LOOK);
-        }
-        let jobs = bench.finish(running)?;
-        let times = jobs.iter().map(|job| job.cpu_us as f64 / 1e3).collect();
-        bench.ms_per_mb = median(times) / (bytes as f64 / 1e6);
+        let mut bench = Self { lab, kind, guest, cost: Cost::default(), runs: 0 };
+        let roughly = bench.measure_cost(TRY.1)?;
+        bench.cost = bench.measure_cost((TRIED * PERIOD_MS / roughly.ms_per_mb * 1e6) as u64)?;
         Ok(bench)
     }
 
-    pub fn ms_per_mb(&self) -> f64 {
-        self.ms_per_mb
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    /// What jobs of so many bytes take while nothing else runs.
+    fn measure_cost(&mut self, bytes: u64) -> Result<Cost> {
+        let outside = self.outside()?;
+        let mut running = self.start(&[(TRY.0, bytes)])?;
+        while self.is_running(&mut running) {
+            std::thread::sleep(LOOK);
+        }
+        let mut jobs = self.finish(running)?;
+        let ms =
+            |jobs: &[LoggedJob]| median(jobs.iter().map(|job| job.cpu_us as f64 / 1e3).collect());
+        let hash = ms(&jobs);
+        outside.map_or(Ok(()), |outside| outside.tell(&mut jobs))?;
+        Ok(Cost { ms_per_mb: hash / (bytes as f64 / 1e6), ms_beside: ms(&jobs) - hash })
     }
 
     pub fn measure(&mut self, load: &Load, way: &Way, hogs: &Hogs) -> Result<Row> {
         // Whoever was promised CPU time keeps it for a period.
         std::thread::sleep(Duration::from_millis(100));
+        let outside = if *way == Way::Ahead { self.outside()? } else { None };
         let mut running = self.start(&load.steps)?;
         let began = Instant::now();
-        let mut threads = self.threads(&running)?;
+        let mut threads = vec![self.thread(&running)?];
         if *way == Way::Ahead {
             // A guest's other threads must not keep its vCPU waiting either.
-            threads = threads.first().map_or_else(Vec::new, |task| threads_of(task.process));
+            threads = threads_of(threads[0].process);
         }
         let before: Vec<Scheduling> =
             threads.iter().filter_map(|task| task.scheduling().ok()).collect();
@@ -108,7 +127,8 @@ impl<'l> Bench<'l> {
             // A thread may have ended.
             ensure!(task.scheduling().is_err() || task.schedule(how).is_ok(), "{task:?}: {how:?}");
         }
-        let jobs = self.finish(running)?;
+        let mut jobs = self.finish(running)?;
+        outside.map_or(Ok(()), |outside| outside.tell(&mut jobs))?;
         Ok(Row::new(self.kind, load, way, jobs, shares, hogs_had, elapsed))
     }
 
@@ -149,26 +169,27 @@ impl<'l> Bench<'l> {
         }
     }
 
-    /// The threads that do the work.
-    fn threads(&self, running: &Running) -> Result<Vec<Task>> {
-        match running {
-            Running::Process(task) => Ok(vec![Task { process: task.pid(), thread: task.pid() }]),
-            Running::Guest { .. } => {
-                let pid = self.lab.pid("g").context("the guest")?;
-                let is_vcpu = |task: &Task| {
-                    let name = format!("/proc/{pid}/task/{}/comm", task.thread);
-                    std::fs::read_to_string(name).is_ok_and(|name| name.starts_with("CPU "))
-                };
-                let tasks: Vec<Task> = threads_of(pid).into_iter().filter(is_vcpu).collect();
-                if !tasks.is_empty() {
-                    return Ok(tasks);
-                }
-                // Threads have names only where QEMU was asked for them: the vCPU is the
-                // busiest.
-                let busiest = threads_of(pid).into_iter().max_by_key(|task| task.ran());
-                Ok(busiest.into_iter().collect())
-            }
+    /// Looks at what a guest's jobs take of its vCPU.
+    fn outside(&self) -> Result<Option<Outside>> {
+        if self.guest.is_none() {
+            return Ok(None);
         }
+        let port = Registry::new(&self.lab.root()).guest("g")?.file(PORT_FILE);
+        Outside::look(&port, self.vcpu()?).map(Some)
+    }
+
+    /// The thread that does the work.
+    fn thread(&self, running: &Running) -> Result<Task> {
+        match running {
+            Running::Process(task) => Ok(Task { process: task.pid(), thread: task.pid() }),
+            Running::Guest { .. } => self.vcpu(),
+        }
+    }
+
+    /// The guest's vCPU: of QEMU's threads the busiest.
+    fn vcpu(&self) -> Result<Task> {
+        let pid = self.lab.pid("g").context("the guest")?;
+        threads_of(pid).into_iter().max_by_key(|task| task.ran()).context("its vCPU")
     }
 
     fn apply(
@@ -178,9 +199,8 @@ impl<'l> Bench<'l> {
         threads: &[Task],
         running: &Running,
     ) -> Result<Option<Child>> {
-        let margin = if self.kind == SubjectKind::Guest { GUEST_MARGIN } else { MARGIN };
         let fixed = |ms: f64| {
-            let share = (ms * margin / PERIOD_MS).min(0.9);
+            let share = (ms * MARGIN / PERIOD_MS).min(0.9);
             let period = Duration::from_secs_f64(PERIOD_MS / 1e3);
             let runtime = period.mul_f64(share);
             threads
