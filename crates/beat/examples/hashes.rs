@@ -4,7 +4,7 @@
 //!
 //! usage: hashes RATE LOG STEP...
 //!
-//! A STEP is SECONDS:BYTES. For each job a line is written to LOG: its number, the
+//! A STEP is SECONDS:BYTES, one job at least, or @FILE with steps in it. For each job a line is written to LOG: its number, the
 //! bytes, how long after its release it was done (µs), and the CPU time that it
 //! took (µs).
 
@@ -19,13 +19,22 @@ use std::io::Write;
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [rate, log, steps @ ..] = words.as_slice() else {
-        return Err("usage: hashes RATE LOG SECONDS:BYTES...".into());
+        return Err("usage: hashes RATE LOG SECONDS:BYTES|@FILE...".into());
     };
     let rate: f64 = rate.parse()?;
     let period_us = (1e6 / rate) as i128;
     let mut log = OpenOptions::new().create(true).append(true).open(log)?;
-    let mut work = Vec::new();
+    let mut all = Vec::new();
     for step in steps {
+        match step.strip_prefix('@') {
+            Some(file) => {
+                all.extend(std::fs::read_to_string(file)?.split_whitespace().map(str::to_owned))
+            }
+            None => all.push(step.clone()),
+        }
+    }
+    let mut work = Vec::new();
+    for step in &all {
         let (seconds, bytes) = step.split_once(':').ok_or("a step is SECONDS:BYTES")?;
         let jobs = (seconds.parse::<f64>()? * rate).round().max(1.0) as usize;
         work.extend(std::iter::repeat_n(bytes.parse::<usize>()?, jobs));

@@ -22,6 +22,8 @@
 //! - `listen`: answers on TCP: on port 80 with a web page, on port 7 with what it
 //!   is sent.
 //! - `spawn PROGRAM ARGUMENT...`: starts a program in the background.
+//! - `append FILE WORD...`: adds the words to a file, a line each: a line of the serial
+//!   port has at most 4,095 bytes.
 //! - `show FILE`: the file's lines, with `;` between.
 //! - `quit`: powers the guest down.
 
@@ -119,6 +121,7 @@ fn serve(tty: &str) {
             "net" => network(words.get(1).copied().unwrap_or_default()),
             "listen" => listen(80, web).and_then(|_| listen(7, echo)),
             "spawn" => spawn(&words[1..]),
+            "append" => append(&words[1..]),
             "show" => std::fs::read_to_string(words.get(1).copied().unwrap_or_default())
                 .map(|text| text.trim().replace('\n', ";"))
                 .map_err(|error| error.to_string()),
@@ -142,6 +145,13 @@ fn spawn(words: &[&str]) -> Result<String, String> {
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().map_err(|error| error.to_string())?;
     Ok(child.id().to_string())
+}
+
+fn append(words: &[&str]) -> Result<String, String> {
+    let (file, words) = words.split_first().ok_or("to which file?")?;
+    let file = OpenOptions::new().create(true).append(true).open(file);
+    let written = file.and_then(|mut file| writeln!(file, "{}", words.join("\n")));
+    written.map(|()| String::new()).map_err(|error| error.to_string())
 }
 
 fn random(state: &mut u64) -> u64 {

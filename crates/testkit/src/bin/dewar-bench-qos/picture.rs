@@ -1,4 +1,5 @@
-//! Misses in each second and the reservation over time, one strip for each way.
+//! Misses in each second and the reservation over time, one strip for each way and one for
+//! the oracle.
 
 use crate::load::LoadKind;
 use crate::report::Row;
@@ -15,7 +16,9 @@ const GAP: f64 = 46.0;
 pub fn draw(rows: &[Row], subject: SubjectKind, load: LoadKind) -> String {
     let ways = Summary::all(rows, subject, load);
     let rows: Vec<&Row> = ways.iter().filter_map(|way| way.rows.first().copied()).collect();
-    let height = 40.0 + rows.len() as f64 * (STRIP + GAP);
+    let mut strips: Vec<Strip> = rows.iter().map(|row| Strip::of(row)).collect();
+    strips.extend(rows.first().map(|row| Strip::of_oracle(row)));
+    let height = 40.0 + strips.len() as f64 * (STRIP + GAP);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\
@@ -25,74 +28,97 @@ pub fn draw(rows: &[Row], subject: SubjectKind, load: LoadKind) -> String {
         subject.name(),
         load.name()
     );
-    for (nth, row) in rows.into_iter().enumerate() {
-        strip(&mut out, row, 40.0 + nth as f64 * (STRIP + GAP));
+    for (nth, strip) in strips.into_iter().enumerate() {
+        strip.draw(&mut out, 40.0 + nth as f64 * (STRIP + GAP));
     }
     out + "</svg>\n"
 }
 
-fn strip(out: &mut String, row: &Row, top: f64) {
-    let seconds = row.seconds.len() as f64;
-    let x = |second: f64| LEFT + second / seconds * (WIDTH - LEFT - 20.0);
-    let y = |share: f64| top + 20.0 + STRIP * (1.0 - share.min(1.0));
-    // Writing to a string does not fail.
-    let _ = write!(
-        out,
-        "<text x=\"{LEFT}\" y=\"{}\">{}: {:.1} % missed, {:.1} % reserved ({:.2} of the least)</text>",
-        top + 12.0,
-        row.way.name(),
-        100.0 * row.missed(),
-        100.0 * row.reserved(),
-        row.over_oracle()
-    );
-    for (share, text) in [(0.0, "0"), (0.5, "50 %"), (1.0, "100 %")] {
-        let _ = write!(
-            out,
-            "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{1}\" y2=\"{1}\" stroke=\"#ddd\"/>\
+/// What one way gave.
+struct Strip {
+    title: String,
+    /// Jobs and misses of each second.
+    seconds: Vec<(u64, u64)>,
+    /// The reservation over time: seconds and CPUs.
+    shares: Vec<(f64, f64)>,
+    /// The same of the oracle.
+    least: Vec<(f64, f64)>,
+}
+
+impl Strip {
+    fn of(row: &Row) -> Self {
+        let title = format!(
+            "{}: {:.1} % missed, {:.1} % reserved ({:.2} of the least)",
+            row.way.name(),
+            100.0 * row.missed(),
+            100.0 * row.reserved(),
+            row.over_oracle()
+        );
+        let (seconds, shares) = (row.seconds.clone(), row.shares.clone());
+        Self { title, seconds, shares, least: least(row) }
+    }
+
+    fn of_oracle(row: &Row) -> Self {
+        let title = "the oracle: for each second the least that meets its deadlines".to_owned();
+        let seconds = row.seconds.iter().map(|(jobs, _)| (*jobs, 0)).collect();
+        Self { title, seconds, shares: least(row), least: Vec::new() }
+    }
+
+    fn draw(&self, out: &mut String, top: f64) {
+        let seconds = self.seconds.len() as f64;
+        let x = |second: f64| LEFT + second / seconds * (WIDTH - LEFT - 20.0);
+        let y = |share: f64| top + 20.0 + STRIP * (1.0 - share.min(1.0));
+        // Writing to a string does not fail.
+        let _ = write!(out, "<text x=\"{LEFT}\" y=\"{}\">{}</text>", top + 12.0, self.title);
+        for (share, text) in [(0.0, "0"), (0.5, "50 %"), (1.0, "100 %")] {
+            let _ = write!(
+                out,
+                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{1}\" y2=\"{1}\" stroke=\"#ddd\"/>\
              <text x=\"{2}\" y=\"{3}\" text-anchor=\"end\" fill=\"#666\">{text}</text>",
-            x(seconds),
-            y(share),
-            LEFT - 6.0,
-            y(share) + 4.0
-        );
-    }
-    let mut least = String::new();
-    for (second, share) in row.oracle.iter().enumerate() {
-        let _ = write!(
-            least,
-            "{:.1},{:.1} {:.1},{1:.1} ",
-            x(second as f64),
-            y(*share),
-            x(second as f64 + 1.0)
-        );
-    }
-    for (second, (jobs, missed)) in row.seconds.iter().enumerate().filter(|(_, it)| it.1 > 0) {
-        let share = *missed as f64 / (*jobs).max(1) as f64;
+                x(seconds),
+                y(share),
+                LEFT - 6.0,
+                y(share) + 4.0
+            );
+        }
+        for (second, (jobs, missed)) in self.seconds.iter().enumerate().filter(|(_, it)| it.1 > 0) {
+            let share = *missed as f64 / (*jobs).max(1) as f64;
+            let _ = write!(
+                out,
+                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#d9534f\" \
+             fill-opacity=\"0.55\"/>",
+                x(second as f64) + 1.0,
+                y(share),
+                x(1.0) - x(0.0) - 2.0,
+                y(0.0) - y(share)
+            );
+        }
+        let line = |points: &[(f64, f64)]| -> String {
+            let at = |(second, share): &(f64, f64)| {
+                (format!("{:.1}", x(*second)), format!("{:.1}", y(*share)))
+            };
+            let points: Vec<(String, String)> = points.iter().map(at).collect();
+            // Of those at one height in a row the first and the last.
+            let is_corner = |nth: &usize| {
+                let height = |nth: usize| points.get(nth).map(|point| &point.1);
+                *nth == 0 || height(nth - 1) != height(*nth) || height(nth + 1) != height(*nth)
+            };
+            let corners = (0..points.len()).filter(is_corner);
+            corners.map(|nth| format!("{},{} ", points[nth].0, points[nth].1)).collect()
+        };
         let _ = write!(
             out,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#d9534f\" \
-             fill-opacity=\"0.55\"/>",
-            x(second as f64) + 1.0,
-            y(share),
-            x(1.0) - x(0.0) - 2.0,
-            y(0.0) - y(share)
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"#999\" stroke-width=\"3\"/>\
+         <polyline points=\"{}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>",
+            line(&self.least),
+            line(&self.shares)
         );
     }
-    let points: Vec<(String, String)> = row
-        .shares
-        .iter()
-        .map(|(at, share)| (format!("{:.1}", x(*at)), format!("{:.1}", y(*share))))
-        .collect();
-    // Of those at one height in a row the first and the last.
-    let is_corner = |nth: &usize| {
-        let at = |nth: usize| points.get(nth).map(|point| &point.1);
-        *nth == 0 || at(nth - 1) != at(*nth) || at(nth + 1) != at(*nth)
-    };
-    let corners = (0..points.len()).filter(is_corner);
-    let line: String = corners.map(|nth| format!("{},{} ", points[nth].0, points[nth].1)).collect();
-    let _ = write!(
-        out,
-        "<polyline points=\"{least}\" fill=\"none\" stroke=\"#999\" stroke-width=\"3\"/>\
-         <polyline points=\"{line}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>"
-    );
+}
+
+/// The oracle's reservation over time.
+fn least(row: &Row) -> Vec<(f64, f64)> {
+    let ends =
+        |(second, share): (usize, &f64)| [(second as f64, *share), (second as f64 + 1.0, *share)];
+    row.oracle.iter().enumerate().flat_map(ends).collect()
 }

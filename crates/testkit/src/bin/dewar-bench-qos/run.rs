@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const MARGIN: f64 = 1.05;
 /// The time between two beats of the guest's serial port: its hashes are measured.
 const QUIET_MS: u64 = 1000;
+/// Steps that are told a guest at once.
+const WORDS: usize = 100;
 /// For how long it is measured what a hash takes, in seconds, and the bytes to begin with.
 const TRY: (f64, u64) = (2.0, 200_000);
 /// The part of a period that a hash shall take then.
@@ -129,6 +131,8 @@ impl<'l> Bench<'l> {
         }
         let mut jobs = self.finish(running)?;
         outside.map_or(Ok(()), |outside| outside.tell(&mut jobs))?;
+        let count = (load.seconds() * RATE).round() as usize;
+        ensure!(jobs.len() == count, "{} of {count} jobs were logged", jobs.len());
         Ok(Row::new(self.kind, load, way, jobs, shares, hogs_had, elapsed))
     }
 
@@ -141,13 +145,11 @@ impl<'l> Bench<'l> {
         };
         let log = format!("/log{}", self.runs);
         let seconds: f64 = steps.iter().map(|(seconds, _)| seconds).sum();
-        // A long line is a file for the program.
-        let mut words = steps.to_vec();
-        let mut line = String::new();
-        for chunk in words.chunks_mut(1) {
-            line += &format!(" {}", step_words(chunk)[0]);
+        let file = format!("/steps{}", self.runs);
+        for words in step_words(steps).chunks(WORDS) {
+            guest.console.ask(&format!("append {file} {}", words.join(" ")))?;
         }
-        let told = guest.console.ask(&format!("spawn hashes {RATE} {log}{line}"))?;
+        let told = guest.console.ask(&format!("spawn hashes {RATE} {log} @{file}"))?;
         ensure!(!told.is_empty(), "the guest's task did not start");
         Ok(Running::Guest { log, ends: Instant::now() + Duration::from_secs_f64(seconds + 2.0) })
     }
