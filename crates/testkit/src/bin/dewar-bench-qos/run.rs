@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How often the reservation is looked at.
 const LOOK: Duration = Duration::from_millis(10);
+/// How often a guest is asked whether its program has ended, once it should have.
+const ASK: Duration = Duration::from_millis(250);
 /// What a fixed reservation is above what it is for.
 const MARGIN: f64 = 1.05;
 /// The time between two beats of the guest's serial port: its hashes are measured.
@@ -59,7 +61,12 @@ pub struct Bench<'l> {
 /// A task at work.
 enum Running {
     Process(PeriodicTask),
-    Guest { log: String, ends: Instant },
+    /// Its number and its log in the guest, and when to look next whether it has ended.
+    Guest {
+        pid: String,
+        log: String,
+        look: Instant,
+    },
 }
 
 impl<'l> Bench<'l> {
@@ -84,7 +91,7 @@ impl<'l> Bench<'l> {
     fn measure_cost(&mut self, bytes: u64) -> Result<Cost> {
         let outside = self.outside()?;
         let mut running = self.start(&[(TRY.0, bytes)])?;
-        while self.is_running(&mut running) {
+        while self.is_running(&mut running)? {
             std::thread::sleep(LOOK);
         }
         let mut jobs = self.finish(running)?;
@@ -110,14 +117,20 @@ impl<'l> Bench<'l> {
             threads.iter().filter_map(|task| task.scheduling().ok()).collect();
         let mut controller = self.apply(way, load, &threads, &running)?;
         let (hogs_before, from) = (ran(hogs), Instant::now());
+        let had = || ((ran(hogs) - hogs_before).as_secs_f64(), from.elapsed().as_secs_f64());
+        // Of the time that the load lasts: it may be late, and be at work for longer.
+        let mut hogs_had = None;
         let mut shares = Vec::new();
-        while self.is_running(&mut running) {
+        while self.is_running(&mut running)? {
             let share = threads.iter().map(|task| share_of(*task)).sum::<f64>();
-            shares.push((began.elapsed().as_secs_f64(), share));
+            let elapsed = began.elapsed().as_secs_f64();
+            shares.push((elapsed, share));
+            if hogs_had.is_none() && elapsed >= load.seconds() {
+                hogs_had = Some(had());
+            }
             std::thread::sleep(LOOK);
         }
-        let elapsed = from.elapsed().as_secs_f64();
-        let hogs_had = (ran(hogs) - hogs_before).as_secs_f64();
+        let (hogs_had, elapsed) = hogs_had.unwrap_or_else(had);
         if let Some(controller) = &mut controller {
             if self.kind == SubjectKind::Guest {
                 self.lab.dewar(&["qos", "g", "--release"]).done();
@@ -149,15 +162,22 @@ impl<'l> Bench<'l> {
         for words in step_words(steps).chunks(WORDS) {
             guest.console.ask(&format!("append {file} {}", words.join(" ")))?;
         }
-        let told = guest.console.ask(&format!("spawn hashes {RATE} {log} @{file}"))?;
-        ensure!(!told.is_empty(), "the guest's task did not start");
-        Ok(Running::Guest { log, ends: Instant::now() + Duration::from_secs_f64(seconds + 2.0) })
+        let pid = guest.console.ask(&format!("spawn hashes {RATE} {log} @{file}"))?;
+        let look = Instant::now() + Duration::from_secs_f64(seconds) + ASK;
+        Ok(Running::Guest { pid, log, look })
     }
 
-    fn is_running(&self, running: &mut Running) -> bool {
+    /// Whether it is; one that is late goes on for longer than its load.
+    fn is_running(&mut self, running: &mut Running) -> Result<bool> {
         match running {
-            Running::Process(task) => task.is_running(),
-            Running::Guest { ends, .. } => Instant::now() < *ends,
+            Running::Process(task) => Ok(task.is_running()),
+            Running::Guest { look, .. } if Instant::now() < *look => Ok(true),
+            Running::Guest { pid, look, .. } => {
+                *look = Instant::now() + ASK;
+                let guest = self.guest.as_mut().context("a guest")?;
+                // Nobody waits for it there: it becomes a zombie.
+                Ok(!guest.console.ask(&format!("show /proc/{pid}/stat"))?.contains(") Z "))
+            }
         }
     }
 
