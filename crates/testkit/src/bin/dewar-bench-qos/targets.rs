@@ -70,7 +70,7 @@ fn film(name: &str, ways: &[Summary<'_>]) {
         its.map(|way| (way.median(Row::reserved), way.median(Row::missed)))
     };
     for (reserved, missed) in curve("stepwise") {
-        let below = curve("dewar").find(|it| it.0 <= reserved * 1.005 && it.1 <= missed);
+        let below = curve("dewar").find(|it| it.0 <= reserved && it.1 <= missed);
         let below = match below {
             Some((r, m)) => format!("{:.1} %, {:.2} %", r * 100.0, m * 100.0),
             None => "none of ours".to_owned(),
