@@ -4,9 +4,9 @@
 //!
 //! usage: hashes RATE LOG STEP...
 //!
-//! A STEP is SECONDS:BYTES, one job at least, or @FILE with steps in it. For each job a line is written to LOG: its number, the
-//! bytes, how long after its release it was done (µs), and the CPU time that it
-//! took (µs).
+//! A STEP is SECONDS:BYTES, one job at least, or @FILE with steps in it. For each job a
+//! line is written to LOG: its number, the bytes, how long after its release it was done
+//! (µs), and the CPU time that it took (µs).
 
 use dewar_beat::{Beat, End, Pace};
 use md5::{Digest, Md5};

@@ -102,7 +102,7 @@ fn a_checkpoint_of_another_guest_costs_no_deadline() {
     release(&lab, "p");
 }
 
-/// What `dewar` tells a person at a terminal, until it is interrupted.
+/// What `dewar` tells a person at a terminal, until it ends.
 fn at_a_terminal(lab: &Lab, words: &[&str], until: impl FnOnce()) -> String {
     let line = format!(
         "{} --root {} {}",
@@ -143,7 +143,8 @@ fn a_person_sees_how_it_fares() {
             };
             let all = std::fs::read_dir("/proc").expect("/proc").flatten();
             let mut pids = all.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
-            kill(pids.find(watches).expect("the one that watches"), Signal::INT);
+            // Not by SIGINT: who starts tests in the background has it ignored by all of them.
+            kill(pids.find(watches).expect("the one that watches"), Signal::TERM);
         });
         kill(controller(&lab, "p"), Signal::INT);
     });

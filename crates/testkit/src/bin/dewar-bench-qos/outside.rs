@@ -6,7 +6,7 @@
 //! which the guest tells at the port that `dewar qos` listens to, once the thread waits: only
 //! then is it exact. A job took what was run since the one before was over.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use dewar_beat::Line;
 use dewar_kernel::Task;
 use dewar_testkit::{LoggedJob, spawn_first};
@@ -51,10 +51,11 @@ impl Outside {
         self.port.shutdown(Shutdown::Both)?;
         let ran = self.thread.join().ok().context("the thread that looks on")?;
         for job in jobs.iter_mut().filter(|job| job.number > 0) {
-            let (before, after) = (ran.get(&(job.number - 1)), ran.get(&job.number));
-            ensure!(before.is_some() && after.is_some(), "job {} was not seen", job.number);
-            let took = after.zip(before).map(|(after, before)| after.saturating_sub(*before));
-            job.cpu_us = took.unwrap_or_default().as_micros() as u64;
+            let at = |number: u64| {
+                ran.get(&number).with_context(|| format!("job {number} was not seen"))
+            };
+            let took = at(job.number)?.saturating_sub(*at(job.number - 1)?);
+            job.cpu_us = took.as_micros() as u64;
         }
         Ok(())
     }

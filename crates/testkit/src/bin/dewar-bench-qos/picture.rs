@@ -47,13 +47,11 @@ struct Strip {
 
 impl Strip {
     fn of(row: &Row) -> Self {
-        let title = format!(
-            "{}: {:.1} % missed, {:.1} % reserved ({:.2} of the least)",
-            row.way.name(),
-            100.0 * row.missed(),
-            100.0 * row.reserved(),
-            row.over_oracle()
-        );
+        let mut title = format!("{}: {:.1} % missed", row.way.name(), 100.0 * row.missed());
+        if row.way.reserves() {
+            let (reserved, over) = (100.0 * row.reserved(), row.over_oracle());
+            title += &format!(", {reserved:.1} % reserved ({over:.2} of the least)");
+        }
         let (seconds, shares) = (row.seconds.clone(), row.shares.clone());
         Self { title, seconds, shares, least: least(row) }
     }

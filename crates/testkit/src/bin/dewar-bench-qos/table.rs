@@ -4,7 +4,6 @@ use crate::load::LoadKind;
 use crate::report::Row;
 use crate::run::SubjectKind;
 use crate::summary::Summary;
-use crate::way::Way;
 
 pub fn print(rows: &[Row], subject: SubjectKind, load: LoadKind) {
     let ways = Summary::all(rows, subject, load);
@@ -15,9 +14,7 @@ pub fn print(rows: &[Row], subject: SubjectKind, load: LoadKind) {
     );
     println!("|---|--:|--:|--:|--:|--:|--:|");
     for way in ways {
-        // Without a reservation nothing is recorded.
-        let is_reserved = !matches!(way.way, Way::Default | Way::Nice);
-        let reserved = match is_reserved {
+        let reserved = match way.way.reserves() {
             true => format!(
                 "{:.1} % | {:.2}",
                 100.0 * way.median(Row::reserved),

@@ -44,6 +44,11 @@ impl Way {
         ways
     }
 
+    /// Whether it gives a reservation.
+    pub fn reserves(&self) -> bool {
+        matches!(self, Self::Mean | Self::Peak | Self::Dewar(..))
+    }
+
     pub fn name(&self) -> String {
         match self {
             Self::Default => "default scheduler".to_owned(),
