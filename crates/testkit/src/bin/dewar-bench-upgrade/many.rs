@@ -4,13 +4,12 @@
 use crate::Plan;
 use crate::report::Row;
 use crate::subject::{HEART, command, run};
-use anyhow::{Context, Result, ensure};
-use dewar_testkit::{Heartbeat, Lab};
+use anyhow::{Result, ensure};
+use dewar_testkit::{GuestSpec, Heartbeat, Lab};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 256;
-/// For the kernel's command line.
-const BEAT: &str = " beat_ms=10";
+const BEAT_MS: u64 = 10;
 
 pub fn measure(plan: &Plan) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -21,9 +20,9 @@ pub fn measure(plan: &Plan) -> Result<Vec<Row>> {
         let mut hearts = Vec::new();
         for number in 0..guests {
             let name = format!("g{number}");
-            let mut line = command(&lab, plan, &name, MIB, &[])?;
-            let append = line.iter().position(|word| word == "-append").context("-append")?;
-            line[append + 1].push_str(BEAT);
+            let (memory_mib, beat_ms) = (MIB, BEAT_MS);
+            let spec = GuestSpec { memory_mib, beat_ms, ..GuestSpec::default() };
+            let line = command(&lab, plan, &name, spec)?;
             hearts.push(Heartbeat::listen_fifo(&lab.path().join(&name).join(HEART))?);
             run(&lab, &name, &line)?;
         }

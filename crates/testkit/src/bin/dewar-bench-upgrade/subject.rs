@@ -82,16 +82,9 @@ pub struct Subject {
 }
 
 /// The command line of a guest whose heartbeat goes to a FIFO.
-pub fn command(
-    lab: &Lab,
-    plan: &Plan,
-    name: &str,
-    mib: u64,
-    extra: &[&str],
-) -> Result<Vec<String>> {
+pub fn command(lab: &Lab, plan: &Plan, name: &str, mut spec: GuestSpec) -> Result<Vec<String>> {
     let folder = lab.guest_folder(name)?;
-    let extra = ["-machine", "pc-q35-7.2"].iter().chain(extra).map(|it| (*it).to_owned()).collect();
-    let spec = GuestSpec { memory_mib: mib, extra, ..GuestSpec::default() };
+    spec.extra.extend(["-machine", "pc-q35-7.2"].map(str::to_owned));
     let mut line = spec.command(&folder)?;
     line[0].clone_from(&plan.qemus[0]);
     // A log, for QEMU: whichever has the guest writes to it.
@@ -117,7 +110,8 @@ impl Subject {
     pub fn start(plan: &Plan, by_dewar: bool, mib: u64) -> Result<Self> {
         let lab = Lab::new(&plan.dewar)?;
         let folder = lab.guest_folder("g")?;
-        let mut line = command(&lab, plan, "g", mib, &[])?;
+        let spec = GuestSpec { memory_mib: mib, ..GuestSpec::default() };
+        let mut line = command(&lab, plan, "g", spec)?;
         let heart = Heartbeat::listen_fifo(&folder.join(HEART))?;
         let (guest, child) = if by_dewar {
             (run(&lab, "g", &line)?, None)
