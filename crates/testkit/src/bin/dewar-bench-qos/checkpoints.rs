@@ -1,12 +1,16 @@
 //! A guest of which one checkpoint after the other is taken.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use dewar_testkit::{GuestSpec, Lab};
+use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// Checkpoints without end, until it is dropped.
 pub struct Checkpoints {
     shell: Child,
+    /// A line for each that was taken.
+    log: PathBuf,
 }
 
 impl Checkpoints {
@@ -23,12 +27,20 @@ impl Checkpoints {
     pub fn of(lab: &Lab, name: &str) -> Result<Self> {
         let dewar = lab.command(&[]);
         let line = format!(
-            "while :; do \"$0\" \"$@\" checkpoint {name} --full && \"$0\" \"$@\" delete {name}; done"
+            "while :; do \"$0\" \"$@\" checkpoint {name} --full >&2 && \"$0\" \"$@\" delete {name} >&2 && echo; done"
         );
         let mut shell = Command::new("sh");
         shell.args(["-c", &line]).arg(dewar.get_program()).args(dewar.get_args());
-        shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { shell: shell.spawn()? })
+        let log = lab.path().join("checkpoints");
+        shell.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(Stdio::null());
+        Ok(Self { shell: shell.spawn()?, log })
+    }
+
+    /// How many were taken.
+    pub fn count(&self) -> Result<usize> {
+        let count = std::fs::read(&self.log)?.len();
+        ensure!(count > 0, "no checkpoint was taken");
+        Ok(count)
     }
 }
 

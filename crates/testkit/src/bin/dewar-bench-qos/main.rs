@@ -76,6 +76,9 @@ fn main() -> Result<()> {
                     rows.push(row);
                 }
             }
+            if let Some(checkpoints) = &checkpoints {
+                println!("{} checkpoints were taken meanwhile", checkpoints.count()?);
+            }
             drop((hogs, checkpoints));
             report::add_oracles(&mut rows, &ahead);
             report::save(&plan.out, &rows)?;
