@@ -171,9 +171,12 @@ pub struct StopArgs {
     /// How long the guest may take.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub timeout: Duration,
-    /// End QEMU at once, without asking the guest.
+    /// End QEMU at once, without asking the guest, in whatever state it is.
     #[arg(long)]
     pub now: bool,
+    /// Give up a frozen guest: its memory is lost.
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -329,6 +332,10 @@ pub struct RestoreArgs {
     /// Leave the guest paused.
     #[arg(long)]
     pub paused: bool,
+    /// Take the place of the guest that has the name: it is ended if it runs, and given up if it is
+    /// frozen.
+    #[arg(long, visible_alias = "yes")]
+    pub replace: bool,
     /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
     /// /dev/shm where it has them, or Dewar cannot mount].
     #[arg(long, value_name = "DIR")]

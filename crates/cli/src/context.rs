@@ -8,8 +8,11 @@ use crate::ram_dir::usual_dirs;
 use crate::replaced;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
+use crate::verbs::stop::{await_server, end, would_lose};
+use dewar_guest_qemu::handover;
+use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{
-    GuestFolder, GuestLock, GuestRecord, Phase, Registry, RegistryError,
+    Frozen, GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, recover};
@@ -20,8 +23,10 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// What was told of a guest with which something could not be finished.
+const TROUBLE: &str = "trouble.json";
 /// How long the pages of a guest may stay away before nobody waits for them.
-const TROUBLE: Duration = Duration::from_secs(5);
+const AWAY: Duration = Duration::from_secs(5);
 
 /// Flags that hold for all verbs.
 pub struct Context {
@@ -115,6 +120,16 @@ impl Context {
         Ok(Held { folder, record, lock })
     }
 
+    /// Takes hold of a guest that is to be ended. Nothing is finished through its QEMU,
+    /// which may not answer: see [`Held::end`].
+    pub fn hold_to_end(&self, name: &str) -> Result<Held, Failure> {
+        let folder = self.registry.guest(name)?;
+        folder.record()?;
+        let lock = folder.lock()?;
+        let record = folder.record()?;
+        Ok(Held { folder, record, lock })
+    }
+
     /// All guests with their records; one that is removed meanwhile is none.
     pub fn guests(&self) -> Result<Vec<(GuestFolder, GuestRecord)>, Failure> {
         let mut guests = Vec::new();
@@ -127,7 +142,9 @@ impl Context {
         Ok(guests)
     }
 
-    /// Finishes what dead commands left with guests that nobody works on.
+    /// Finishes what dead commands left with guests that nobody works on. What cannot be
+    /// finished is a failure once; from then on it is only known of ([`trouble`]), and in
+    /// nobody's way.
     pub fn settle_all(&self) -> Result<Settled, Failure> {
         self.qos_ledger().settle();
         let (mut failures, mut busy) = (Vec::new(), Vec::new());
@@ -138,14 +155,35 @@ impl Context {
                 continue;
             }
             match self.hold(&name) {
-                Ok(_) => {}
-                Err(failure) if failure.is_attention() => failures.push(failure),
+                Ok(held) => drop(held.folder.remove(TROUBLE)),
+                Err(failure) if failure.is_attention() => {
+                    failures.extend(self.not_told_before(&name, failure));
+                }
                 // Somebody is at work, or it went just now.
                 Err(_) => busy.push(name),
             }
         }
         Ok(Settled { failures, busy })
     }
+}
+
+impl Context {
+    /// A failure that nobody was told of before; it is noted that somebody is now.
+    fn not_told_before(&self, name: &str, failure: Failure) -> Option<Failure> {
+        let folder = self.registry.guest(name).ok()?;
+        let what = failure.whole();
+        if trouble(&folder).as_deref() == Some(what.as_str()) {
+            return None;
+        }
+        // Where it cannot be noted it is told again.
+        let _ = folder.write_for_now(TROUBLE, &what);
+        Some(failure)
+    }
+}
+
+/// What could not be finished with a guest when it was last tried.
+pub fn trouble(folder: &GuestFolder) -> Option<String> {
+    folder.read(TROUBLE).ok().flatten()
 }
 
 /// How all guests are after [`Context::settle_all`].
@@ -165,18 +203,34 @@ fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Fail
 }
 
 /// Lets a guest run whose `restore` or `thaw` died just before it would have. Not one whose
-/// memory nobody serves: its QEMU may wait for a page of it, and answer nobody.
+/// memory nobody serves: its QEMU may wait for a page of it, and answer nobody. One that QEMU
+/// does not let run is told of once: a frozen one stays frozen, another stands as it is.
 fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<GuestRecord, Failure> {
     let pending = record.start_pending && record.phase == Phase::Running;
     if !pending || !record.process.is_alive() || lacks_server(folder, &record) {
         return Ok(record);
     }
     let result = record.connect().and_then(|mut qmp| start(&mut qmp));
-    result.map_err(|error| qmp_failure(&record, &error).attention())?;
+    let refused = match result {
+        Ok(()) => None,
+        Err(error @ QmpError::Refused { .. }) => Some(error),
+        Err(error) => return Err(qmp_failure(&record, &error).attention()),
+    };
     record.start_pending = false;
-    record.frozen = None;
+    let is_kept = matches!(&record.frozen, Some(Frozen { kept: Kept::InPlace { .. }, .. }));
+    if refused.is_some() && is_kept {
+        // It has not run, and all that was kept of it is there.
+        kill(&record.process);
+        record.phase = Phase::Frozen;
+    } else {
+        record.frozen = None;
+    }
     folder.set_record(&record)?;
-    Ok(record)
+    let told = record.clone();
+    refused.map_or(Ok(record), |error| {
+        let state = if is_kept { "it stays frozen" } else { "it is loaded and stands still" };
+        Err(qmp_failure(&told, &error).attention().state(state).advice(CONT))
+    })
 }
 
 /// Whether a guest's memory has not all arrived and nobody brings it.
@@ -229,7 +283,7 @@ pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> 
         // A store that is away for a moment is none.
         match state.problem {
             None => in_trouble = None,
-            Some(problem) if in_trouble.get_or_insert_with(Instant::now).elapsed() > TROUBLE => {
+            Some(problem) if in_trouble.get_or_insert_with(Instant::now).elapsed() > AWAY => {
                 return Err(unfinished(&problem));
             }
             Some(_) => {}
@@ -253,7 +307,25 @@ pub fn qmp_failure(record: &GuestRecord, error: &QmpError) -> Failure {
     Failure::new(Code::Failed, format!("guest '{}': {error}", record.name))
 }
 
+/// What to do with a guest that its QEMU does not let run.
+const CONT: &str = "mend what QEMU complains of, then 'dewar thaw' it if it is frozen, or let it                     run with QMP 'cont'; 'dewar stop --now' ends it";
+
 impl Held {
+    /// Ends all processes of the guest, whatever state it and they are in, and then finishes
+    /// without them what a dead command left.
+    pub fn end(&mut self) -> Result<(), Failure> {
+        for process in handover::processes(&self.folder) {
+            kill(&process);
+        }
+        end(&self.record)?;
+        await_server(&self.record);
+        self.record = settle(&self.folder, self.folder.record()?)?;
+        // A hand-over may have moved it meanwhile.
+        end(&self.record)?;
+        let _ = self.folder.remove(TROUBLE);
+        Ok(())
+    }
+
     /// That its QEMU runs.
     pub fn require_alive(&self) -> Result<(), Failure> {
         if self.record.process.is_alive() {
@@ -291,8 +363,15 @@ pub fn make_way(
         }
         Ok(record) => {
             let record = settle(folder, record)?;
-            if record.process.is_alive() || (record.frozen.is_some() && !thawing) {
+            if record.process.is_alive() {
                 return Err(RegistryError::Exists(folder.name().to_owned()).into());
+            }
+            if record.frozen.is_some() && !thawing {
+                let name = &record.name;
+                return Err(would_lose(&record).advice(format!(
+                    "'dewar thaw {name}' lets it go on; 'dewar stop {name} --yes', or 'dewar restore' \
+                     with --yes, gives it up"
+                )));
             }
             unnamed = folder.remove_ram(&record)?;
         }

@@ -80,6 +80,18 @@ impl Failure {
         self
     }
 
+    /// Tells it beside a command that goes on.
+    pub fn note(&self) {
+        // Nobody may be there to hear it.
+        let _ = writeln!(std::io::stderr(), "dewar: beside this: {}", self.whole());
+    }
+
+    /// All that it says, in one sentence.
+    pub fn whole(&self) -> String {
+        let more = [&self.state, &self.advice].into_iter().flatten();
+        std::iter::once(&self.what).chain(more).map(String::as_str).collect::<Vec<_>>().join("; ")
+    }
+
     /// Whether the guest needs attention.
     pub fn is_attention(&self) -> bool {
         self.code == Code::Attention
@@ -87,13 +99,8 @@ impl Failure {
 
     /// Tells it and gives the exit code.
     pub fn report(&self, json: bool) -> ExitCode {
-        let rest: String = [&self.state, &self.advice]
-            .into_iter()
-            .flatten()
-            .map(|part| format!("; {part}"))
-            .collect();
         // Nobody may be there to hear it.
-        let _ = writeln!(std::io::stderr(), "dewar: {}{rest}", self.what);
+        let _ = writeln!(std::io::stderr(), "dewar: {}", self.whole());
         if json && !self.printed {
             tell(self.beside(json!({})));
         }
@@ -117,9 +124,10 @@ impl From<RegistryError> for Failure {
         match error {
             RegistryError::NoSuchGuest(_) => failure.advice("'dewar ps' lists guests"),
             RegistryError::Locked(_) => failure.advice("wait for it, then try again"),
-            RegistryError::Exists(name) => {
-                failure.advice(format!("choose another name, or 'dewar rm {name}'"))
-            }
+            RegistryError::Exists(name) => failure.advice(format!(
+                "choose another name; or end it: 'dewar stop {name}', or 'dewar restore' with \
+                     --replace"
+            )),
             _ => failure,
         }
     }

@@ -15,6 +15,7 @@ use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
 use crate::registry::{GuestFolder, GuestRecord};
+use crate::run_state::RunState;
 use crate::state::StateChannel;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::Pid;
@@ -138,6 +139,10 @@ impl QemuGuest {
             disks.push(json!({"name": disk.info.name, "place": place}));
         }
         self.line = Some(line.clone());
+        let held = Journal::load(&self.folder).ok().flatten().is_some_and(|it| it.held);
+        let state = self.step("asking for its status", |qmp, _, _| RunState::of(qmp))?;
+        // One that we hold still goes on where it is brought back.
+        let run_state = if held { recover::RUNNING } else { state.word() };
         let record = &self.record;
         Ok(json!({
             "hypervisor": "qemu",
@@ -146,6 +151,7 @@ impl QemuGuest {
             "folder": record.folder,
             "version": self.found.version,
             "machine": self.found.machine,
+            "run_state": run_state,
             "disks": disks,
         }))
     }
@@ -395,17 +401,21 @@ impl Guest for QemuGuest {
         if self.process.has_ended() {
             return Health::Gone;
         }
-        let status = recover::status(&mut self.qmp);
+        let status = RunState::of(&mut self.qmp);
         // A QEMU that is ending closes its socket before it is gone.
         if status.is_err() && self.process.ends_within(END_WITHIN) {
             return Health::Gone;
         }
         let journal = Journal::load(&self.folder);
         let is_under_way = journal.map(|found| found.is_some() || self.noted.is_some());
-        match (status.as_deref(), is_under_way) {
-            (Ok(recover::RUNNING), Ok(false)) => Health::Running,
-            (Ok(recover::IO_ERROR), Ok(false)) if self.ran => Health::Stuck,
-            (Ok(_), Ok(false)) => Health::Paused,
+        match (status, is_under_way) {
+            (Ok(state), Ok(false)) => match state.why_not_running() {
+                _ if state.is_running() => Health::Running,
+                Some(_) if self.ran && state.word() == recover::IO_ERROR => Health::Stuck,
+                Some(why) => Health::Stands(format!("the guest {why}")),
+                None if self.ran => Health::Stands("somebody paused the guest".to_owned()),
+                None => Health::Paused,
+            },
             (Ok(_), Ok(true)) => {
                 Health::Unknown("its disks or settings are not as they were".to_owned())
             }

@@ -200,6 +200,13 @@ pub(crate) fn is_under_way(folder: &GuestFolder) -> bool {
     folder.file(FILE).exists()
 }
 
+/// The processes that a hand-over under way may have the guest in, for somebody who ends
+/// all of them.
+pub fn processes(folder: &GuestFolder) -> Vec<ProcessId> {
+    let handover = Handover::load(folder).ok().flatten();
+    handover.map_or_else(Vec::new, |it| [Some(it.old), it.new].into_iter().flatten().collect())
+}
+
 /// Finishes a hand-over that a dead command left, if there is one: forward
 /// where the guest has moved, back where it has not.
 ///

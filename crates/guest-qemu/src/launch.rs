@@ -271,7 +271,7 @@ pub fn kill(process: &ProcessId) -> bool {
 /// Ends QEMUs that were to offer this socket and that nobody knows of: their
 /// starter died before it could note them. `known` is none of them: the socket had
 /// another name since, but a command line stays as it was.
-pub(crate) fn end_strays(socket: &Path, known: Option<&ProcessId>) {
+pub fn end_strays(socket: &Path, known: Option<&ProcessId>) {
     // One that was just forked may not have its own command line yet.
     for _ in 0..3 {
         let strays = processes_naming(socket);

@@ -24,6 +24,7 @@ mod qmp;
 mod recover;
 pub mod registry;
 pub mod revive;
+mod run_state;
 mod state;
 
 pub use bitmaps::remove_all as remove_bitmaps;
@@ -33,6 +34,7 @@ pub use guest::{QemuGuest, close_userfaultfd_device, uffd_origin as userfaultfd_
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qmp::{Qmp, QmpError};
 pub use recover::{END_WITHIN, RecoverError, put_back, recover};
+pub use run_state::RunState;
 pub use state::StateError;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

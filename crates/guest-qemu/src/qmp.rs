@@ -85,7 +85,7 @@ impl Qmp {
     /// # Errors
     /// Where nobody listens, or somebody else is connected.
     pub fn connect(path: &Path) -> Result<Self, QmpError> {
-        Self::over(stream_to(path)?).greeted()
+        Self::over(stream_to(path, GREET_WITHIN)?).greeted(GREET_WITHIN)
     }
 
     /// The same with this very process, and with no other that took its socket's name.
@@ -93,18 +93,38 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::connect`], and [`QmpError::Stranger`].
     pub fn connect_to(path: &Path, process: &ProcessId) -> Result<Self, QmpError> {
+        Self::connect_to_within(path, process, GREET_WITHIN)
+    }
+
+    /// The same of a process that must greet us within this time.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect_to`].
+    pub fn connect_to_within(
+        path: &Path,
+        process: &ProcessId,
+        within: Duration,
+    ) -> Result<Self, QmpError> {
         if !process.is_alive() {
             return Err(QmpError::Closed);
         }
-        let qmp = Self::over(stream_to(path)?);
+        let qmp = Self::over(stream_to(path, within)?);
         match qmp.peer_pid()? {
-            pid if pid == process.pid => qmp.greeted(),
+            pid if pid == process.pid => qmp.greeted(within),
             pid => Err(QmpError::Stranger(pid)),
         }
     }
 
-    fn greeted(mut self) -> Result<Self, QmpError> {
-        match self.message(Instant::now() + GREET_WITHIN) {
+    /// Asks QEMU to end, and waits no longer than this for its answer.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn quit(&mut self, within: Duration) -> Result<(), QmpError> {
+        self.execute_within(within, "quit", json!({})).map(drop)
+    }
+
+    fn greeted(mut self, within: Duration) -> Result<Self, QmpError> {
+        match self.message(Instant::now() + within) {
             Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
             Ok(Some(other)) => {
                 return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());
@@ -112,7 +132,7 @@ impl Qmp {
             Ok(None) => return Err(QmpError::Busy),
             Err(error) => return Err(error),
         }
-        self.execute("qmp_capabilities", json!({}))?;
+        self.execute_within(within.max(GREET_WITHIN), "qmp_capabilities", json!({}))?;
         Ok(self)
     }
 
@@ -317,12 +337,12 @@ impl Qmp {
 
 /// Connects, for no longer than a greeting may take: QEMU lets one client wait beside the
 /// one that it serves, and connect(2) waits for room for as long as it is let.
-fn stream_to(path: &Path) -> Result<UnixStream, QmpError> {
+fn stream_to(path: &Path, within: Duration) -> Result<UnixStream, QmpError> {
     let kernels = |error: Errno| QmpError::Socket(error.into());
     let flags = SocketFlags::CLOEXEC;
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(kernels)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(GREET_WITHIN)).map_err(kernels)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(within)).map_err(kernels)?;
     let address = SocketAddrUnix::new(path).map_err(kernels)?;
     match connect(&socket, &address) {
         Ok(()) => {}

@@ -4,6 +4,7 @@ use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_
 use crate::disks::{DiskError, create_overlay};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestFolder;
+use crate::run_state::RunState;
 use crate::state::{self, StateError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -25,6 +26,17 @@ pub struct Machine {
     pub machine: String,
     /// The writable disks: name, and place on the command line.
     pub disks: Vec<MachineDisk>,
+    /// How it stood when it was saved, in QEMU's word; an image of before this was noted
+    /// says nothing, and its guest is let run where QEMU lets it.
+    #[serde(default)]
+    pub run_state: Option<String>,
+}
+
+impl Machine {
+    /// Whether the guest ran when it was saved, as far as that was noted.
+    pub fn was_running(&self) -> bool {
+        self.run_state.as_deref().is_none_or(|word| RunState::named(word).is_running())
+    }
 }
 
 /// A writable disk of a [`Machine`].

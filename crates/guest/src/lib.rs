@@ -163,6 +163,8 @@ pub enum Health {
     Running,
     /// It is stopped, as it was found.
     Paused,
+    /// It does not run, for a reason of its own or its user's: a sentence.
+    Stands(String),
     /// It ran, and stands still since a disk of it could not be written.
     Stuck,
     /// Its process has ended.
@@ -176,6 +178,7 @@ impl std::fmt::Display for Health {
         match self {
             Self::Running => write!(f, "the guest is running"),
             Self::Paused => write!(f, "the guest is paused, as it was before"),
+            Self::Stands(how) => f.write_str(how),
             Self::Stuck => write!(
                 f,
                 "the guest stands still: a disk of it could not be written; make room there, \

@@ -77,6 +77,14 @@ impl Console {
         }
     }
 
+    /// Gives a command that has no answer, such as `quit`.
+    ///
+    /// # Errors
+    /// Where the port is closed.
+    pub fn tell(&mut self, command: &str) -> Result<()> {
+        Ok(self.stream.write_all(format!("{command}\n").as_bytes())?)
+    }
+
     /// Gives a command whose answer is a number.
     ///
     /// # Errors

@@ -61,7 +61,9 @@ impl Each<'_> {
             fared
         });
         self.report(context, &names, &fared)?;
-        unfinished.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
+        // Of guests that were not asked for.
+        unfinished.iter().for_each(Failure::note);
+        Ok(())
     }
 
     fn report(&self, context: &Context, names: &[String], fared: &[Fared]) -> Result<(), Failure> {

@@ -8,7 +8,14 @@ use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
-    let held = context.hold(&args.name)?;
+    // What cannot be finished with it is told with the rest.
+    let (held, trouble) = match context.hold(&args.name) {
+        Ok(held) => (held, None),
+        Err(failure) if failure.is_attention() => {
+            (context.hold_to_end(&args.name)?, Some(failure.whole()))
+        }
+        Err(failure) => return Err(failure),
+    };
     let (folder, record) = (held.folder.clone(), held.record.clone());
     let found = record
         .process
@@ -35,7 +42,7 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
         row("not handed over", what.clone());
     }
     let mut disks = Vec::new();
-    let mut problems = Vec::new();
+    let mut problems: Vec<String> = trouble.into_iter().collect();
     let mut versions = Value::Null;
     match found {
         Some(Ok(Ok(found))) => {

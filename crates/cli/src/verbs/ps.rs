@@ -1,7 +1,8 @@
-use crate::context::{Context, Settled, connect};
+use crate::context::{Context, Settled, trouble};
 use crate::failure::Failure;
 use crate::output::table;
 use crate::server::ServerState;
+use dewar_guest_qemu::RunState;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase};
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
@@ -21,18 +22,22 @@ pub fn run(context: &Context) -> Result<(), Failure> {
             });
         let Ok(record) = folder.record() else { continue };
         let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
+        let trouble = trouble(&folder);
         let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
         let pid = record.process.is_alive().then_some(record.process.pid);
         guests.push(json!({
             "name": name, "pid": pid, "state": state, "memory_bytes": bytes,
             "adopted": record.adopted, "lazy_restore": lazy(&folder, &record),
-            "not_handed_over": record.not_handed_over,
+            "not_handed_over": record.not_handed_over, "trouble": trouble,
         }));
         let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
         rows.push(vec![
             name,
             pid,
-            described(&folder, &record, &state),
+            match &trouble {
+                Some(_) => format!("{state}, needs attention: 'dewar inspect {}'", record.name),
+                None => described(&folder, &record, &state),
+            },
             ByteSize(bytes).to_string(),
         ]);
     }
@@ -58,17 +63,8 @@ pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
     if record.phase == Phase::Restoring {
         return "unfinished".to_owned();
     }
-    let status = connect(record)
-        .ok()
-        .and_then(|mut qmp| qmp.execute("query-status", json!({})).ok())
-        .and_then(|status| status["status"].as_str().map(str::to_owned));
-    match status.as_deref() {
-        Some("running") => "running".to_owned(),
-        // Its state was saved while it stood still.
-        Some("paused" | "prelaunch" | "postmigrate") => "paused".to_owned(),
-        Some(other) => other.to_owned(),
-        None => "silent".to_owned(),
-    }
+    let state = record.connect().and_then(|mut qmp| RunState::of(&mut qmp));
+    state.map_or_else(|_| "silent".to_owned(), |state| state.to_string())
 }
 
 /// The state and, while pages are still to come, how far they are.
@@ -106,5 +102,6 @@ fn lazy(folder: &GuestFolder, record: &GuestRecord) -> Value {
 }
 
 pub fn server_alive(record: &GuestRecord) -> bool {
-    record.server.is_some_and(|server| server.is_alive())
+    // One that somebody stopped serves nobody.
+    record.server.is_some_and(|server| server.is_alive() && !server.is_halted())
 }

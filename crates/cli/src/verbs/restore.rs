@@ -6,7 +6,7 @@
 //! is replaced by the next `restore`.
 
 use crate::args::RestoreArgs;
-use crate::context::{Context, lacks_server, make_way};
+use crate::context::{Context, Held, lacks_server, make_way, qmp_failure};
 use crate::failure::{Code, Failure};
 use crate::kept::{all_forwarded, listed};
 use crate::old_ram::OldRam;
@@ -19,9 +19,13 @@ use crate::verbs::run::ram_files;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
 use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
+use dewar_guest_qemu::registry::{
+    Frozen, GuestFolder, GuestLock, GuestRecord, Origin, Phase, ProcessId,
+};
 use dewar_guest_qemu::revive::{Revival, ReviveError, SavedDisk, plan_revival, start};
-use dewar_guest_qemu::{close_userfaultfd_device, maps_file, userfaultfd_origin};
+use dewar_guest_qemu::{
+    QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
+};
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
 use dewar_kernel::free_bytes;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
@@ -57,9 +61,13 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let image = store.open_image(&id)?;
     let name = args.name.clone().unwrap_or_else(|| image.record().guest.clone());
     let folder = context.registry.guest(&name)?;
-    let _lock = folder.lock()?;
+    let mut lock = folder.lock()?;
     replaced::end_unfinished(&folder)?;
-    let before = folder.record_if_any()?;
+    let mut before = folder.record_if_any()?;
+    if let Some(record) = before.clone().filter(|_| args.replace) {
+        lock = end_predecessor(&image, Held { folder: folder.clone(), record, lock })?;
+        before = folder.record_if_any()?;
+    }
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(args.ram_dir.clone());
     let mut old_ram = OldRam::new(make_way(&folder, Some(&ram_dir), thawing)?);
@@ -106,6 +114,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         &progress,
         &mut made,
         Left { dead, coming, frozen: before.as_ref().and_then(|before| before.frozen.clone()) },
+        thawing,
     );
     if let Err(failure) = result {
         replaced::end_loading(&folder)?;
@@ -125,7 +134,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         forget_new();
         return Err(failure.state("no guest was started"));
     }
-    let Restored { record, reused, unforwarded } = result?;
+    let Restored { record, state, reused, unforwarded } = result?;
     // Where this fails, whoever looks at the guest next does it.
     let _ = replaced::forget(&folder);
     if let Some(origin) = &record.origin {
@@ -133,16 +142,24 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     }
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
-    let state = if args.paused { "is paused" } else { "runs" };
+    let is_paused = state.is_paused();
+    let how = match state.why_not_running() {
+        Some(_) => format!("is {state}, as it was,"),
+        None if is_paused && !args.paused => {
+            "is paused, as it was (QMP 'cont' lets it run),".into()
+        }
+        None if is_paused => "is paused".into(),
+        None => "runs".to_owned(),
+    };
     let memory = if args.eager { "" } else { "; its memory is arriving" };
     let end = context.print_with(
         json!({
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
-            "paused": args.paused, "total_ms": ms, "pages_reused": reused,
+            "paused": is_paused, "state": state.to_string(), "total_ms": ms, "pages_reused": reused,
             "not_forwarded": unforwarded,
         }),
         &format!(
-            "{} {state} as process {}, from checkpoint {id}, after {}{memory}{}",
+            "{} {how} as process {}, from checkpoint {id}, after {}{memory}{}",
             record.name,
             record.process.pid,
             crate::output::milliseconds(ms),
@@ -152,7 +169,21 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     );
     // Only now: the guest need not wait until the old one's memory is free.
     drop(old_ram);
+    drop(lock);
     end
+}
+
+/// Ends the guest whose name the restored one is to have, when all of the image that is read
+/// before a QEMU starts was found whole.
+fn end_predecessor(image: &ImageReader, mut before: Held) -> Result<GuestLock, Failure> {
+    image.blob("device state", &image.record().device_state)?;
+    hot_pages(image)?;
+    if before.record.phase == Phase::Frozen {
+        before.give_up_frozen()?;
+    } else {
+        before.end()?;
+    }
+    Ok(before.lock)
 }
 
 /// The RAM files of a dead guest in the order of the image's regions; none where
@@ -178,6 +209,8 @@ struct Left {
 /// A guest that was brought back.
 struct Restored {
     record: GuestRecord,
+    /// How it stands.
+    state: RunState,
     /// How many pages the dead guest's RAM still had, where it is known.
     reused: Option<u64>,
     /// What was said against ports that a frozen guest forwarded.
@@ -197,6 +230,7 @@ fn bring_back(
     progress: &Progress,
     made: &mut Vec<PathBuf>,
     left: Left,
+    thawing: bool,
 ) -> Result<Restored, Failure> {
     let Left { dead, coming, frozen } = left;
     let name = folder.name();
@@ -240,13 +274,15 @@ fn bring_back(
         Inherited::default(),
     )?;
     let mut qmp = launched.qmp;
+    // Of a frozen one it is known otherwise whether it ran.
+    let ran = thawing || machine.was_running();
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, qmp_path);
     let mut record = GuestRecord {
         ram: ram_files(&regions),
         owned_ram,
         phase: Phase::Restoring,
-        start_pending: !args.paused,
+        start_pending: ran && !args.paused,
         origin: Some(Origin {
             store: store.url(),
             in_store: store.folder().is_some(),
@@ -284,19 +320,29 @@ fn bring_back(
     server::load_served(folder, &record, &mut qmp, device_state)?;
     let ports = record.frozen.take().and_then(|frozen| frozen.forwards);
     let unforwarded = ports.map_or_else(Vec::new, |ports| forward_again(&mut qmp, &ports));
+    // One that has powered off, say, is as it was: nothing lets it run.
+    let mut state = RunState::of(&mut qmp).map_err(|error| qmp_failure(&record, &error))?;
+    record.start_pending &= state.is_paused();
     // From here on the guest may have run: it is never started over.
     record.phase = Phase::Running;
     folder.set_record(&record)?;
     progress.stage("loaded");
     if record.start_pending {
-        start(&mut qmp)
-            .map_err(|error| Failure::new(Code::Failed, format!("starting the guest: {error}")))?;
+        if let Err(error) = start(&mut qmp) {
+            if let QmpError::Refused { .. } = error {
+                // It has not run, and will not: all is undone.
+                record.phase = Phase::Restoring;
+                folder.set_record(&record)?;
+            }
+            return Err(Failure::new(Code::Failed, format!("starting the guest: {error}")));
+        }
         record.start_pending = false;
         // It runs; where this cannot be written, the next command sees that and notes it.
         let _ = folder.set_record(&record);
+        state = RunState::named("running");
     }
     progress.stage("started");
-    Ok(Restored { record, reused, unforwarded })
+    Ok(Restored { record, state, reused, unforwarded })
 }
 
 /// Where the guest that is asked for runs but its page server is gone: starts
@@ -324,6 +370,10 @@ fn resume_service(context: &Context, args: &RestoreArgs) -> Result<Option<String
         let origin = record.origin.as_ref().ok_or_else(|| {
             Failure::new(Code::Failed, format!("'{name}' was not restored from a checkpoint"))
         })?;
+        // One that somebody stopped would be in the way of the next.
+        if let Some(server) = record.server.filter(ProcessId::is_halted) {
+            kill(&server);
+        }
         let server = server::prepare(context, folder, &origin.store, &origin.image, &[])?;
         // What the first made is still there; QEMU itself may wait for a page.
         record.server = Some(server.attach(&record.process, UffdOrigin::Syscall)?);

@@ -18,8 +18,11 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     if args.qos {
         arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
     }
-    // Also what was left of the guest that had the name.
-    context.settle_all()?.failures.into_iter().find(Failure::is_attention).map_or(Ok(()), Err)?;
+    // Disks that this one needs may be another's that a dead command left; what cannot be
+    // finished with that is told, and in nobody's way.
+    for failure in context.settle_all()?.failures {
+        failure.note();
+    }
     let _lock = folder.lock()?;
     let ram_dir = ram_dir(args.ram_dir);
     let qmp_path = folder.file("qmp.sock");

@@ -15,7 +15,8 @@ use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
 use dewar_guest_qemu::{
-    END_WITHIN, Qmp, QmpError, close_userfaultfd_device, map_ram_files, userfaultfd_origin,
+    END_WITHIN, Qmp, QmpError, RunState, close_userfaultfd_device, map_ram_files,
+    userfaultfd_origin,
 };
 use dewar_memory::{Pid, ProcessHandle};
 use dewar_units::PAGE_BYTES;
@@ -61,13 +62,20 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         revive(&folder, record, &frozen, bytes, &progress)
             .map_err(|failure| stays(failure).advice(format!("'dewar thaw {name}' tries again")))?;
     let record = go_on(&folder, record, &mut qmp, &progress)?;
+    // One that had powered off, say, is as it was.
+    let now = RunState::of(&mut qmp).unwrap_or_else(|_| RunState::named("running"));
     remove_kept(&folder, &record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
-    let how = if was_running { "runs" } else { "is paused" };
+    let how = match now.why_not_running() {
+        Some(_) => format!("is {now}, as it was,"),
+        None if was_running => "runs".to_owned(),
+        None => "is paused".to_owned(),
+    };
     context.print_with(
         json!({
-            "name": name, "pid": record.process.pid, "paused": !was_running, "total_ms": ms,
+            "name": name, "pid": record.process.pid, "paused": !was_running,
+            "state": now.to_string(), "total_ms": ms,
             "not_forwarded": unforwarded,
         }),
         &format!(
@@ -76,7 +84,13 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
             milliseconds(ms),
             listed(&unforwarded)
         ),
-        all_forwarded(name, &unforwarded),
+        all_forwarded(name, &unforwarded).and_then(|()| match now.why_not_running() {
+            Some(why) if was_running => {
+                let what = format!("'{name}' was thawed, and {why}");
+                Err(Failure::new(Code::Attention, what).advice(now.advice().unwrap_or_default()))
+            }
+            _ => Ok(()),
+        }),
     )
 }
 
@@ -108,6 +122,7 @@ fn from_store(
         name: Some(name.to_owned()),
         eager: false,
         paused,
+        replace: false,
         ram_dir,
         store: StoreArgs { store: Some(store) },
     };
@@ -183,6 +198,16 @@ fn go_on(
         return Ok(record);
     }
     if let Err(error) = let_run(qmp) {
+        if let QmpError::Refused { .. } = error {
+            // It has not run, and all that was kept of it is there.
+            kill(&record.process);
+            record.phase = Phase::Frozen;
+            record.start_pending = false;
+            folder.set_record(&record)?;
+            return Err(Failure::new(Code::Failed, format!("starting the guest: {error}"))
+                .state("the guest stays frozen")
+                .advice(format!("'dewar thaw {}' tries again", record.name)));
+        }
         return Err(not_started(folder, record, &error));
     }
     progress.signal_at("let run");

@@ -60,7 +60,12 @@ fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Fail
             }
             let health = guest.health();
             let crashed = matches!(error, HandoverError::Crashed | HandoverError::Unknown(..));
-            if crashed || matches!(health, Health::Running | Health::Paused | Health::Gone) {
+            if crashed
+                || matches!(
+                    health,
+                    Health::Running | Health::Paused | Health::Stands(_) | Health::Gone
+                )
+            {
                 guardian.dismiss();
             }
             let failure = Failure::from(error);

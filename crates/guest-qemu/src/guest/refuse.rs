@@ -6,7 +6,8 @@ use crate::discover::Disk;
 use crate::handover::{ASLEEP, changed_medium, current_line, missing_file, unrestorable_disk};
 use crate::journal::Journal;
 use crate::qmp::QmpError;
-use crate::recover::{END_WITHIN, is_running, status};
+use crate::recover::{END_WITHIN, status};
+use crate::run_state::RunState;
 use crate::state;
 use dewar_guest::GuestError;
 use serde_json::json;
@@ -66,10 +67,13 @@ impl QemuGuest {
     /// That nobody stopped the guest, or let it run, since we looked: its disks were
     /// prepared for the one or the other.
     pub(super) fn refuse_another_status(&mut self, journal: &Journal) -> Result<(), GuestError> {
-        let running = self.step("asking for its status", |qmp, _, _| is_running(qmp))?;
-        let what = match (journal.was_running, running) {
-            (true, false) => "somebody stopped it meanwhile",
-            (false, true) => "somebody let it run meanwhile",
+        let state = self.step("asking for its status", |qmp, _, _| RunState::of(qmp))?;
+        let what = match (journal.was_running, state.is_running()) {
+            (true, false) => match state.why_not_running() {
+                Some(why) => format!("meanwhile it {why}"),
+                None => "somebody paused it meanwhile".to_owned(),
+            },
+            (false, true) => "somebody let it run meanwhile".to_owned(),
             _ => return Ok(()),
         };
         Err(self.failed("stopping", what))

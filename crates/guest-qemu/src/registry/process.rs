@@ -62,6 +62,12 @@ impl ProcessId {
         process.and_then(|it| it.stat()).is_ok_and(|stat| "ZX".contains(stat.state))
     }
 
+    /// Whether somebody stopped it (SIGSTOP, a debugger): it is there and does nothing.
+    pub fn is_halted(&self) -> bool {
+        let stat = Process::new(self.pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| "Tt".contains(stat.state)) && self.is_seen()
+    }
+
     /// Whether both are one process, as far as is known.
     pub fn is_same(&self, other: &Self) -> bool {
         self.pid == other.pid && self.started == other.started && is_one(self.boot, other.boot)

@@ -5,6 +5,7 @@ use crate::cmdline::Descriptors;
 use crate::qmp::{Qmp, QmpError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// How far a guest has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,5 +133,13 @@ impl GuestRecord {
     /// As [`Qmp::connect_to`].
     pub fn connect(&self) -> Result<Qmp, QmpError> {
         Qmp::connect_to(&self.qmp, &self.process)
+    }
+
+    /// The same for somebody who does not wait for long.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect_to`].
+    pub fn connect_within(&self, within: Duration) -> Result<Qmp, QmpError> {
+        Qmp::connect_to_within(&self.qmp, &self.process, within)
     }
 }

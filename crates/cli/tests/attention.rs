@@ -1,0 +1,200 @@
+//! Guests that stand in an unusual way, or with which something could not be finished: each
+//! can be brought back as it was and be ended, and none is in the way of another.
+
+mod common;
+
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, kill, wait_until};
+use rustix::process::Signal;
+use serde_json::json;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn small(extra: &[&str]) -> GuestSpec {
+    let extra = extra.iter().map(|word| (*word).to_owned()).collect();
+    GuestSpec { extra, ..GuestSpec::default() }
+}
+
+fn wait_for_state(lab: &Lab, name: &str, state: &str) {
+    wait_until(&format!("{name} is {state}"), Duration::from_secs(30), || {
+        lab.ps(name).is_some_and(|told| told["state"] == state)
+    });
+}
+
+fn power_off(lab: &Lab, guest: &mut TestGuest) {
+    guest.console.tell("quit").expect("quit");
+    wait_for_state(lab, &guest.name, "off");
+}
+
+#[test]
+fn a_guest_that_is_off_comes_back_off_and_can_be_ended() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &small(&["-no-shutdown"])).expect("guest");
+    lab.dewar(&["checkpoint", "g", "--tag", "up"]).done();
+    power_off(&lab, &mut guest);
+    lab.dewar(&["checkpoint", "g", "--tag", "off"]).done();
+    lab.dewar(&["stop", "g", "--now"]).done();
+
+    let told = lab.dewar(&["restore", "off"]).done().json();
+    assert_eq!((&told["state"], &told["paused"]), (&json!("off"), &json!(false)));
+    assert_eq!(lab.ps("g").expect("listed")["state"], "off");
+    // Off in place and by the store, too.
+    for verb in
+        [&["freeze", "g"][..], &["thaw", "g"], &["freeze", "g", "--to-store"], &["thaw", "g"]]
+    {
+        lab.dewar(verb).done();
+    }
+    assert_eq!(lab.ps("g").expect("listed")["state"], "off");
+    // It is not waited for.
+    let began = Instant::now();
+    let told = lab.dewar(&["stop", "g"]).done().json();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(told["shut_itself_down"], true);
+    lab.restore(&mut guest, &["up"]).expect("restore");
+    guest.console.ask("count").expect("it runs");
+}
+
+#[test]
+fn a_guest_that_powers_off_by_itself_is_not_waited_for() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &small(&["-no-shutdown"])).expect("guest");
+    let stop = lab.command(&["stop", "g"]).stdout(Stdio::piped()).spawn().expect("stop");
+    let began = Instant::now();
+    guest.console.tell("quit").expect("quit");
+    let told = stop.wait_with_output().expect("stop");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(String::from_utf8_lossy(&told.stdout).contains("\"shut_itself_down\":true"));
+}
+
+#[test]
+fn a_qemu_that_hangs_is_ended_at_once() {
+    let lab = common::lab();
+    lab.run("g", &small(&[])).expect("guest");
+    let pid = lab.pid("g").expect("pid");
+    kill(pid, Signal::STOP);
+    let began = Instant::now();
+    lab.dewar(&["stop", "g", "--now"]).done();
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(!dewar_testkit::is_alive(pid));
+}
+
+#[test]
+fn a_frozen_guest_is_given_up_only_by_who_says_so() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &small(&[])).expect("guest");
+    lab.dewar(&["checkpoint", "g", "--tag", "a"]).done();
+    lab.dewar(&["freeze", "g"]).done();
+    for verb in [&["stop", "g"][..], &["stop", "g", "--now"], &["restore", "a"]] {
+        lab.dewar(verb).failed(1, &["what would be lost is its memory", "--yes"]);
+        assert_eq!(lab.ps("g").expect("listed")["state"], "frozen", "{verb:?}");
+    }
+    lab.restore(&mut guest, &["a", "--yes"]).expect("restore");
+    guest.console.ask("count").expect("it runs");
+    assert!(!lab.root().join("guests/g/sums.json").exists());
+
+    lab.dewar(&["freeze", "g", "--to-store"]).done();
+    let told = lab.dewar(&["stop", "g", "--yes"]).done().json();
+    assert!(told["lost"].as_str().is_some_and(|it| it.starts_with("nothing")), "{told}");
+    assert_eq!(lab.ps("g").expect("listed")["state"], "ended");
+    assert!(lab.ram_files("g").is_empty());
+    // One that runs gives its place away where it is told to.
+    lab.restore(&mut guest, &["a"]).expect("restore");
+    let before = lab.pid("g").expect("pid");
+    lab.dewar(&["restore", "a"]).failed(1, &["--replace"]);
+    assert_eq!(lab.pid("g"), Some(before));
+    lab.restore(&mut guest, &["a", "--replace"]).expect("restore");
+    guest.console.ask("count").expect("it runs");
+    assert!(!dewar_testkit::is_alive(before));
+}
+
+#[test]
+fn a_guest_that_cannot_be_mended_is_told_of_once_and_is_in_nobodys_way() {
+    let lab = common::lab();
+    lab.run("broken", &small(&[])).expect("guest");
+    let pid = lab.pid("broken").expect("pid");
+    let journal = lab.root().join("guests/broken/journal.json");
+    fs::write(&journal, "{}").expect("a journal that nobody can read");
+    let mut told = lab.dewar(&["ps"]);
+    told.clone().failed(5, &["journal.json"]);
+    assert!(told.json()["guests"][0]["trouble"].as_str().is_some(), "{told:?}");
+    // Again it is only listed; and others go on.
+    told = lab.dewar(&["ps"]).done();
+    assert!(told.json()["guests"][0]["trouble"].as_str().is_some(), "{told:?}");
+    lab.dewar(&["inspect", "broken"]).done();
+    let mut other = lab.run("other", &small(&[])).expect("another guest");
+    other.console.ask("count").expect("it runs");
+    lab.dewar(&["upgrade", "other", "--yes"]).done();
+    lab.dewar(&["stop", "other", "--now"]).done();
+    lab.dewar(&["rm", "broken", "--force"]).done();
+    assert!(!dewar_testkit::is_alive(pid));
+    assert!(!lab.root().join("guests/broken").exists());
+    assert!(lab.ram_files("broken").is_empty());
+}
+
+/// Without a record that can be read its processes and files are found by its name.
+#[test]
+fn a_guest_whose_record_is_damaged_is_removed_whole() {
+    let lab = common::lab();
+    lab.run("g", &small(&[])).expect("guest");
+    let pid = lab.pid("g").expect("pid");
+    fs::write(lab.root().join("guests/g/guest.json"), "not JSON").expect("write");
+    lab.dewar(&["rm", "g"]).code_is_a_refusal("rm");
+    lab.dewar(&["rm", "g", "--force"]).done();
+    assert!(!dewar_testkit::is_alive(pid));
+    assert!(lab.ram_files("g").is_empty());
+    lab.dewar(&["rm", "g", "--force"]).failed(3, &["no guest"]);
+}
+
+/// What keeps QEMU from taking a disk when the guest is to run: it stays as it was before.
+#[test]
+fn a_guest_that_qemu_does_not_let_run_stays_where_it_was() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &small(&[])).expect("guest");
+    lab.dewar(&["freeze", "g"]).done();
+    let mut user = hold_disk(&guest);
+    lab.dewar(&["thaw", "g"]).failed(1, &["stays frozen"]);
+    assert_eq!(lab.ps("g").expect("listed")["state"], "frozen");
+    assert!(common::qemus(&lab).is_empty());
+    user.kill().and_then(|()| user.wait()).expect("qemu-io ends");
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("count").expect("it runs");
+}
+
+/// A program that has a guest's disk open to write, with QEMU's locks.
+fn hold_disk(guest: &TestGuest) -> Child {
+    let disk = guest.folder.join("disk0.qcow2");
+    let mut line = Command::new("qemu-io");
+    line.args(["-f", "qcow2"]).arg(&disk).stdin(Stdio::piped()).stdout(Stdio::null());
+    let child = line.spawn().expect("qemu-io");
+    wait_until("qemu-io has it open", Duration::from_secs(10), || {
+        let files = fs::read_dir(format!("/proc/{}/fd", child.id())).into_iter().flatten();
+        files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|it| it == disk))
+    });
+    // It takes its locks just after.
+    std::thread::sleep(Duration::from_millis(200));
+    child
+}
+
+/// A page server that somebody stopped serves nobody: another takes its place.
+#[test]
+fn a_page_server_that_stands_is_replaced() {
+    let lab = common::lab();
+    let spec = GuestSpec { memory_mib: 512, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 300 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g"]).done();
+    lab.crash("g");
+    lab.restore(&mut guest, &["g"]).expect("restore");
+    let record = fs::read(lab.root().join("guests/g/guest.json")).expect("record");
+    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+    let server = record["server"]["pid"].as_i64().expect("a server") as i32;
+    kill(server, Signal::STOP);
+    if lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true {
+        println!("SKIPPED a_page_server_that_stands_is_replaced: all memory had arrived");
+        return;
+    }
+    lab.dewar(&["restore", "g"]).done();
+    assert!(!dewar_testkit::is_alive(server));
+    guest.console.ask("filled").expect("its memory");
+}
