@@ -209,6 +209,7 @@ fn capture<'s>(
     if stopped.is_err() {
         // At once: what follows may wait for a slow store.
         let _ = guest.put_back();
+        observer.step(Step::PutBack);
     }
     let (device_state, pause) = stopped?;
 
@@ -313,6 +314,7 @@ fn stop_and_capture(
     observer: &dyn Observer,
 ) -> Result<(Vec<u8>, Duration), CheckpointError> {
     guest.make_ready()?;
+    observer.step(Step::Stopping);
     let began = Instant::now();
     guest.stop()?;
     observer.step(Step::Stopped);

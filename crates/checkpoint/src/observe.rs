@@ -22,6 +22,8 @@ pub enum Step {
     },
     /// The disks were written back.
     Flushed,
+    /// Everything is ready; the guest is stopped next.
+    Stopping,
     /// The guest stands still.
     Stopped,
     /// Disks are frozen and the device state is saved.
@@ -30,6 +32,8 @@ pub enum Step {
     Captured,
     /// The guest runs again.
     Resumed,
+    /// It was to be captured and was not; it was put back.
+    PutBack,
     /// What was captured is encoded.
     WrittenBehind,
     /// The disks are copied.
@@ -52,10 +56,12 @@ impl Step {
             Self::BulkDone => "bulk-done",
             Self::Epoch { .. } => "epoch",
             Self::Flushed => "flushed",
+            Self::Stopping => "stopping",
             Self::Stopped => "stopped",
             Self::StateSaved => "state-saved",
             Self::Captured => "captured",
             Self::Resumed => "resumed",
+            Self::PutBack => "put-back",
             Self::WrittenBehind => "written-behind",
             Self::DisksCopied => "disks-copied",
             Self::Settled => "settled",

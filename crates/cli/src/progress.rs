@@ -4,15 +4,18 @@ use dewar_checkpoint::{Observer, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Signal, getpid, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// `STEP:kill` or `STEP:stop`: the signal that this process sends itself when
-/// it comes to that step; for tests of what happens then.
+/// it comes to that step; `STEP:hang`: that it does nothing more there. For tests of what
+/// happens then.
 const SIGNAL_AT: &str = "DEWAR_TEST_SIGNAL";
 
 /// Shows how far a command is, on a terminal.
 pub struct Progress {
     bar: ProgressBar,
-    signal: Option<(String, Signal)>,
+    /// Without a signal it hangs.
+    signal: Option<(String, Option<Signal>)>,
     /// No drawing while the guest stands still.
     quiet: AtomicBool,
 }
@@ -41,7 +44,10 @@ impl Progress {
     /// A place that only tests want to be at.
     pub fn signal_at(&self, name: &str) {
         if let Some((_, signal)) = self.signal.as_ref().filter(|(step, _)| step == name) {
-            let _ = kill_process(getpid(), *signal);
+            match signal {
+                Some(signal) => drop(kill_process(getpid(), *signal)),
+                None => std::thread::sleep(Duration::from_secs(3600)),
+            }
         }
     }
 }
@@ -82,9 +88,13 @@ impl Observer for Progress {
     }
 }
 
-fn wanted_signal() -> Option<(String, Signal)> {
+fn wanted_signal() -> Option<(String, Option<Signal>)> {
     let wanted = std::env::var(SIGNAL_AT).ok()?;
     let (step, signal) = wanted.split_once(':')?;
-    let signal = if signal == "stop" { Signal::STOP } else { Signal::KILL };
+    let signal = match signal {
+        "stop" => Some(Signal::STOP),
+        "hang" => None,
+        _ => Some(Signal::KILL),
+    };
     Some((step.to_owned(), signal))
 }

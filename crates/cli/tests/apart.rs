@@ -49,6 +49,7 @@ fn its_session_weighs_little_but_in_the_pause() {
     let command = lab
         .command(&["checkpoint", "g"])
         .env("DEWAR_TEST_SIGNAL", "stopped:stop")
+        .env("DEWAR_TEST_PAUSE_LIMIT", "300")
         .stdout(Stdio::null())
         .spawn()
         .expect("dewar starts");

@@ -198,3 +198,50 @@ fn a_page_server_that_stands_is_replaced() {
     assert!(!dewar_testkit::is_alive(server));
     guest.console.ask("filled").expect("its memory");
 }
+
+/// Somebody stops the command in the pause, alone or with its guardian, or it hangs: the
+/// guest runs again soon, and no checkpoint was made.
+#[test]
+fn a_pause_ends_whatever_becomes_of_the_command() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &small(&[])).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    for (how, guardian_too) in [("stop", false), ("stop", true), ("hang", false)] {
+        for (verb, step) in [("checkpoint", "state-saved"), ("freeze", "writing its state")] {
+            if how == "hang" && verb == "freeze" {
+                // As long as it is at work its guest stands still: that is what it is for.
+                continue;
+            }
+            let case = format!("{verb}: {how}, {guardian_too}");
+            let mut command = lab.command(&[verb, "g"]);
+            command.env("DEWAR_TEST_SIGNAL", format!("{step}:{how}"));
+            if how == "hang" {
+                command.env("DEWAR_TEST_PAUSE_LIMIT", "2");
+            }
+            let began = Instant::now();
+            let mut child =
+                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect(verb);
+            let pid = child.id() as i32;
+            if how == "stop" {
+                wait_until("it stands", Duration::from_secs(20), || {
+                    dewar_testkit::signal_stop(pid)
+                });
+            } else {
+                child.wait().expect("its guardian ends it");
+            }
+            if guardian_too {
+                let guardian = common::started(pid, "__guardian").expect("a guardian");
+                kill(guardian, Signal::STOP);
+            }
+            guest.console.ask("verify").unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert!(began.elapsed() < Duration::from_secs(15), "{case}: {:?}", began.elapsed());
+            // What stands is the parent of the command that was ended.
+            kill(pid, Signal::CONT);
+            child.wait().expect("wait");
+            wait_for_state(&lab, "g", "running");
+            let listed = lab.dewar(&["ls"]).done().json();
+            assert_eq!(listed["checkpoints"], json!([]), "{case}");
+        }
+    }
+    lab.dewar(&["checkpoint", "g"]).done();
+}

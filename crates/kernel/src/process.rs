@@ -66,6 +66,11 @@ impl ProcessHandle {
         Ok(Self { pid, fd })
     }
 
+    /// The process of a pidfd that another sent us; its number is not known here.
+    pub fn from_pidfd(fd: OwnedFd) -> Self {
+        Self { pid: Pid(0), fd }
+    }
+
     /// Its number.
     pub fn pid(&self) -> Pid {
         self.pid

@@ -2,11 +2,11 @@ use crate::apart::own_session;
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
 use crate::failure::{Code, Failure, GONE};
-use crate::guardian::Guardian;
+use crate::guardian::{Guardian, Pauses};
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking};
-use dewar_checkpoint::{Base, Beside, CheckpointOptions, Taken, checkpoint};
+use dewar_checkpoint::{Base, Beside, CheckpointOptions, Observer, Step, Taken, checkpoint};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
@@ -46,8 +46,10 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let mut guardian = None;
     let result = take(&mut guest, &guest_folder, &store, wanted, &progress, |guest| {
         let url = store.url();
-        guardian = Some(Guardian::start(context, &args.name, Some(&url), guest.qmp(), &lock)?);
-        Ok(())
+        let started = Guardian::start(context, &args.name, Some(&url), guest.qmp(), &lock)?;
+        let pauses = started.pauses()?;
+        guardian = Some(started);
+        Ok(Some(pauses))
     });
     drop(progress);
     let Some(guardian) = guardian else { return result.map(drop) };
@@ -106,15 +108,39 @@ impl Default for Wanted {
     }
 }
 
+/// Tells a guardian of the pause, and passes everything on.
+struct Guarded<'p> {
+    progress: &'p Progress,
+    pauses: Option<Pauses>,
+    max_pause: Duration,
+}
+
+impl Observer for Guarded<'_> {
+    fn step(&self, step: Step) {
+        if let Some(pauses) = &self.pauses {
+            match step {
+                Step::Stopping => pauses.begin(Some(self.max_pause)),
+                Step::Resumed | Step::PutBack => pauses.end(),
+                _ => {}
+            }
+        }
+        self.progress.step(step);
+    }
+
+    fn progress(&self, done: u64, of: u64) {
+        self.progress.progress(done, of);
+    }
+}
+
 /// Takes a checkpoint and notes what is tracked from it on. `guard` is called
-/// before the guest is touched.
+/// before the guest is touched; what it returns is told of the pause.
 pub fn take(
     guest: &mut QemuGuest,
     folder: &GuestFolder,
     store: &Store,
     wanted: Wanted,
     progress: &Progress,
-    guard: impl FnOnce(&QemuGuest) -> Result<(), Failure>,
+    guard: impl FnOnce(&QemuGuest) -> Result<Option<Pauses>, Failure>,
 ) -> Result<Taken, Failure> {
     let machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
@@ -125,14 +151,15 @@ pub fn take(
         tracking::base(store, guest.record(), &guest.ram(), tracking.as_ref())?
     };
     let scratch = folder.make_scratch()?;
-    let is_readable = std::thread::scope(|scope| {
+    let (is_readable, pauses) = std::thread::scope(|scope| {
         // The guardian takes as long to start as the table to be read.
         let table = scope.spawn(|| match &base {
             Some((image, _)) => image.read_table_ahead(),
             None => Ok(()),
         });
-        guard(guest)?;
-        Ok::<_, Failure>(table.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        let pauses = guard(guest)?;
+        let table = table.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, Failure>((table, pauses))
     })?;
     let base = match is_readable {
         Ok(()) => base,
@@ -167,7 +194,8 @@ pub fn take(
     if let Some(tracking) = tracking {
         tracking.strike_out(folder)?;
     }
-    let result = checkpoint(guest, store, options, progress);
+    let observer = Guarded { progress, pauses, max_pause: wanted.max_pause };
+    let result = checkpoint(guest, store, options, &observer);
     folder.remove_scratch();
     let taken = result?;
     let since = Some((store.id(), taken.record.id.clone()));

@@ -57,6 +57,9 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let store = store.transpose()?;
     let url = store.as_ref().map(Store::url);
     let guardian = Guardian::start(context, name, url.as_deref(), guest.qmp(), &lock)?;
+    let pauses = guardian.pauses()?;
+    // It stands still as long as this takes.
+    pauses.begin(None);
     progress.stage("stopping the guest");
     // Where its files are is known from here on, whoever cleans up.
     let placed = GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() };
@@ -79,6 +82,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
             // Should it say so already: it must not be ended for it.
             let _ = folder.set_record(&placed);
             let _ = guest.put_back();
+            pauses.end();
             remove_kept(&folder, &checked.ram);
             let health = guest.health();
             let failure = failure.state(format!("the guest was not frozen; {health}"));
@@ -158,7 +162,7 @@ fn keep_in_store(
     let was_running = guest.health() == Health::Running;
     guest.hold_still()?;
     progress.stage("saving memory");
-    let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(()))?;
+    let taken = checkpoint::take(guest, folder, store, Wanted::default(), progress, |_| Ok(None))?;
     let machine = guest.found().machine.clone();
     let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
     Ok(Frozen { was_running, machine, forwards: ports(guest), kept })

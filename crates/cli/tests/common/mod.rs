@@ -32,6 +32,8 @@ impl HeldCheckpoint {
         let child = lab
             .command(line)
             .env("DEWAR_TEST_SIGNAL", format!("{step}:stop"))
+            // Its guardian is patient while it stands there.
+            .env("DEWAR_TEST_PAUSE_LIMIT", "300")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
