@@ -2,6 +2,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What is said of a server whose memory is full.
+pub(crate) const FULL: &str = "it is full (its maxmemory is reached)";
+
 /// What can go wrong with an image or its store.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -139,6 +142,18 @@ pub enum ImageError {
 }
 
 impl ImageError {
+    /// Whether it failed because nothing more can be written there: the file system is full,
+    /// or what its owner may have of it.
+    pub fn is_for_want_of_room(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::Io { cause, .. } => matches!(cause.kind(), StorageFull | QuotaExceeded),
+            Self::Store { cause, .. } => cause.starts_with(FULL),
+            Self::Earlier(error) => error.is_for_want_of_room(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn io<'a>(
         operation: &'static str,
         path: &'a Path,

@@ -316,13 +316,34 @@ impl Store {
             dirty::require(&source.store)?;
         }
         let pages = doomed_pages.iter().map(|source| dirty::lease_line(source, &self.id()));
-        // Should we die in between, the sweep of the next writer goes on.
-        let mut lease = WriterLease::take(self.backend(), id)?;
-        lease.note(&doomed.into_iter().chain(pages).collect::<Vec<_>>())?;
+        let names: Vec<String> = doomed.iter().cloned().chain(pages).collect();
+        let lease = || -> Result<WriterLease, ImageError> {
+            let mut lease = WriterLease::take(self.backend(), id)?;
+            match lease.note(&names) {
+                Ok(()) => Ok(lease),
+                Err(why) => lease.release().and(Err(why)),
+            }
+        };
+        // Should we die in between, the sweep of the next writer goes on. A store that is
+        // full has no room for the lease; the record gives it some.
+        let noted = match lease() {
+            Err(why) if why.is_for_want_of_room() => None,
+            noted => Some(noted?),
+        };
         // Not where our hold was lost: somebody may be reading it again.
         hold.remove()?;
         self.backend.settle("images")?;
-        lease.abandon(self)?;
+        match noted.map_or_else(lease, Ok) {
+            Ok(lease) => lease.abandon(self)?,
+            // Should we die now, the next collection finds that nobody needs them.
+            Err(why) if why.is_for_want_of_room() => {
+                doomed.iter().try_for_each(|name| self.backend.remove(name))?;
+                for source in &doomed_pages {
+                    dirty::remove(&source.store, &dirty::owner(&self.id(), &source.image))?;
+                }
+            }
+            Err(why) => return Err(why),
+        }
         Ok(Deleted::Whole)
     }
 

@@ -8,6 +8,7 @@
 
 use super::plain::Plain;
 use crate::ImageError;
+use crate::error::FULL;
 use crate::location::RedisPlace;
 use redis::cluster::ClusterClientBuilder;
 use redis::{
@@ -281,7 +282,7 @@ fn is_passing(error: &RedisError) -> bool {
 
 fn explain(error: &RedisError) -> String {
     let plain = match (error.kind(), error.code()) {
-        (_, Some("OOM")) => "it is full (its maxmemory is reached)",
+        (_, Some("OOM")) => FULL,
         (_, Some("MISCONF")) => "it cannot save to its own disk and takes no more",
         (_, Some("WRONGPASS" | "NOAUTH")) | (ErrorKind::AuthenticationFailed, _) => {
             "it refused the credentials (DEWAR_REDIS_USERNAME, DEWAR_REDIS_PASSWORD)"
