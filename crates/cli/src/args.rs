@@ -138,6 +138,9 @@ pub struct RunArgs {
     /// /dev/shm where it has them, or Dewar cannot mount].
     #[arg(long, value_name = "DIR")]
     pub ram_dir: Option<PathBuf>,
+    /// Start it also where its memory does not fit beside what other guests may still take.
+    #[arg(long)]
+    pub overcommit: bool,
     /// Add a serial port on which the guest tells how it meets its deadlines, for 'dewar qos'.
     #[arg(long)]
     pub qos: bool,
@@ -332,6 +335,9 @@ pub struct RestoreArgs {
     /// Leave the guest paused.
     #[arg(long)]
     pub paused: bool,
+    /// Start it also where its memory does not fit beside what other guests may still take.
+    #[arg(long)]
+    pub overcommit: bool,
     /// Take the place of the guest that has the name: it is ended if it runs, and given up if it is
     /// frozen.
     #[arg(long, visible_alias = "yes")]

@@ -15,8 +15,9 @@ use dewar_guest_qemu::registry::{
     Frozen, GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
 };
 use dewar_guest_qemu::revive::start;
-use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, recover};
+use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, RamRoom, recover};
 use dewar_image::{Location, Store};
+use dewar_kernel::KernelError;
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -128,6 +129,26 @@ impl Context {
         let lock = folder.lock()?;
         let record = folder.record()?;
         Ok(Held { folder, record, lock })
+    }
+
+    /// What there is for the RAM of guest `name` in a folder. With `overcommit` there is
+    /// always enough.
+    pub fn ram_room(
+        &self,
+        name: &str,
+        folder: &Path,
+        overcommit: bool,
+    ) -> Result<RamRoom, KernelError> {
+        if overcommit {
+            return Ok(RamRoom { free: u64::MAX, promised: 0 });
+        }
+        let ended = |record: &GuestRecord| {
+            record.name != name && record.frozen.is_none() && !record.process.is_alive()
+        };
+        // Of guests that cannot be listed all counts.
+        let guests = self.guests().unwrap_or_default().into_iter();
+        let ended = guests.map(|(_, record)| record).filter(ended);
+        RamRoom::look(folder, &usual_dirs(), &ended.flat_map(|it| it.owned_ram).collect())
     }
 
     /// All guests with their records; one that is removed meanwhile is none.

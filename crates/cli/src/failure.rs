@@ -186,7 +186,15 @@ impl From<LaunchError> for Failure {
             LaunchError::NoRoom { .. } => Code::Unsupported,
             _ => Code::Failed,
         };
-        Self::new(code, error.to_string())
+        let failure = Self::new(code, error.to_string());
+        match error {
+            LaunchError::NoRoom { .. } => failure.advice(
+                "end or freeze another guest, give the file system more, name another with \
+                 --ram-dir, or take the risk with --overcommit: where memory runs out a guest is \
+                 killed",
+            ),
+            _ => failure,
+        }
     }
 }
 

@@ -12,10 +12,11 @@
 
 use rustix::fs::{Access, FlockOperation, access, flock};
 use rustix::mount::{MountFlags, mount};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Where everybody may make shared memory.
 const COMMON: &str = "/dev/shm";
@@ -23,7 +24,14 @@ const COMMON: &str = "/dev/shm";
 pub const OWN: &str = "/run/dewar/ram";
 /// Who mounts it waits for others who do.
 const OWN_LOCK: &str = "/run/dewar/lock";
-const OPTIONS: &std::ffi::CStr = c"huge=advise,mode=0755";
+/// Nearly all memory: what is promised to guests is counted ([`Context::ram_room`]), and half
+/// of the memory, the kernel's default, would be refused to guests while it is free. Guests'
+/// names are not everybody's to read.
+///
+/// [`Context::ram_room`]: crate::context::Context::ram_room
+const OPTIONS: &std::ffi::CStr = c"huge=advise,mode=0711,size=95%";
+/// How long another command may take to mount it.
+const MOUNTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The folder that was asked for, or else the best one that this host has; from the root,
 /// since QEMU and later commands are in other folders.
@@ -34,6 +42,7 @@ pub fn ram_dir(asked: Option<PathBuf>) -> PathBuf {
             // Where it cannot be had, the common one does.
             let _ = mount_own();
         }
+        let _ = update_own();
         ram_dir_now().to_owned()
     })
 }
@@ -68,15 +77,42 @@ fn is_ours() -> bool {
 
 fn mount_own() -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(OWN)?;
-    let lock = File::create(OWN_LOCK)?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    let lock = lock()?;
     // Another command may have mounted it meanwhile, or somebody something else:
     // a second mount would hide what is in the first.
-    if options(&mounts()?, OWN).is_some() {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    if options(&mounts()?, OWN).is_none() {
+        mount("dewar", OWN, "tmpfs", flags, OPTIONS)?;
+    }
+    drop(lock);
+    Ok(())
+}
+
+/// Gives a tmpfs of ours that an older version mounted its size and its rights.
+fn update_own() -> io::Result<()> {
+    let mounts = mounts()?;
+    let is_whole = |options: &str| options.split(',').any(|it| it.starts_with("size="));
+    if !is_ours() || options(&mounts, OWN).is_none_or(is_whole) || !may_mount() {
         return Ok(());
     }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(mount("dewar", OWN, "tmpfs", flags, OPTIONS)?)
+    rustix::mount::mount_remount(OWN, flags, OPTIONS)?;
+    fs::set_permissions(OWN, Permissions::from_mode(0o711))
+}
+
+/// The right to mount it. Only root's: whoever else may open the file could keep it for ever.
+fn lock() -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(OWN_LOCK)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let deadline = Instant::now() + MOUNTED_WITHIN;
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK || Instant::now() > deadline {
+            return Err(error.into());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(file)
 }
 
 /// Whether we are root, and what we mount is seen by the rest of the host.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, kill, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, kill, wait_until};
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
@@ -244,4 +244,43 @@ fn a_pause_ends_whatever_becomes_of_the_command() {
         }
     }
     lab.dewar(&["checkpoint", "g"]).done();
+}
+
+/// RAM files are sparse: what others were promised is not free, though nobody took it yet.
+#[test]
+fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
+    let lab = common::lab();
+    let disk = SmallDisk::mount(&lab.path().join("ram"), "400m").expect("mount");
+    let place = disk.path().display().to_string();
+    let spec = GuestSpec { disks: Vec::new(), ..GuestSpec::default() };
+    let run = |name: &str, more: &[&str]| {
+        let line = spec.command(&lab.guest_folder(name).expect("folder")).expect("line");
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        lab.dewar(&[&["run", name, "--ram-dir", &place][..], more, &["--"], &line].concat())
+    };
+    run("one", &[]).done();
+    let mut one = lab.reach("one").expect("guest");
+    lab.dewar(&["checkpoint", "one"]).done();
+    run("two", &[]).failed(4, &["256 MiB", "promised to guests", "--overcommit"]);
+    let restore = ["restore", "one", "--as", "two", "--ram-dir", &place];
+    lab.dewar(&restore).failed(4, &["promised to guests"]);
+    // One whose place a restore takes is promised nothing any more.
+    lab.dewar(&["restore", "one", "--replace", "--ram-dir", &place]).done();
+    lab.dewar(&["stop", "one", "--now"]).done();
+    run("one", &[]).done();
+    one.console = Console::connect(&one.folder.join("console")).expect("console");
+    one.console.wait_ready(Duration::from_secs(120)).expect("boot");
+
+    // Whoever takes the risk learns why a guest ended.
+    run("two", &["--overcommit"]).done();
+    let mut two = lab.reach("two").expect("guest");
+    let one = std::thread::spawn(move || one.console.ask("fill 190 noise").is_ok());
+    let two = two.console.ask("fill 190 noise").is_ok();
+    assert!(!(one.join().expect("thread") && two), "both found room");
+    let listed = lab.dewar(&["ps"]).done().json();
+    let guests = listed["guests"].as_array().expect("guests");
+    let ended = guests.iter().find(|it| it["state"] == "ended").expect("one ended");
+    let why = ended["ended_because"].as_str().unwrap_or_default();
+    assert!(why.contains("no room left"), "{listed}");
+    assert!(lab.dewar(&["doctor"]).stdout.contains("no room left"));
 }

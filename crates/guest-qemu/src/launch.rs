@@ -2,8 +2,9 @@
 
 use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
+use crate::ram_room::RamRoom;
 use crate::registry::ProcessId;
-use dewar_kernel::{Pid, ProcessHandle, detach, free_bytes, in_network, inherit};
+use dewar_kernel::{KernelError, Pid, ProcessHandle, detach, in_network, inherit};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -31,14 +32,14 @@ const OUR_VARIABLES: &[u8] = b"DEWAR_";
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// There is no room for the guest's RAM.
-    #[error("no room for the RAM file {}: it needs {needed}, {free} are free", path.display())]
+    #[error("no room for the RAM file {}: it needs {needed}, and there is {room}", path.display())]
     NoRoom {
-        /// The file.
+        /// The file, or the first of them.
         path: PathBuf,
-        /// Its size.
+        /// Their size.
         needed: ByteSize,
-        /// What is left.
-        free: ByteSize,
+        /// What there is.
+        room: RamRoom,
     },
     /// A file could not be made.
     #[error("cannot {operation} {}: {cause}", path.display())]
@@ -77,37 +78,47 @@ pub struct Launched {
     pub qmp: Qmp,
 }
 
-/// Makes the RAM files that are ours, empty, after seeing that there is room, with
-/// `coming` bytes that others are giving back there. What was made is removed again
-/// where it fails.
+/// Makes the RAM files that are ours, empty, and sees that there is room for them: `look`
+/// tells what there is in a folder, with those files among what is promised, and `coming`
+/// bytes that others are giving back there. (In this order two that are made at once may
+/// both be refused, and never both be admitted.) What was made is removed again where it
+/// fails.
 ///
 /// # Errors
 /// Where there is no room, or a file cannot be made.
-pub fn make_ram_files(regions: &[PlannedRegion], coming: u64) -> Result<Vec<PathBuf>, LaunchError> {
+pub fn make_ram_files(
+    regions: &[PlannedRegion],
+    coming: u64,
+    look: impl Fn(&Path) -> Result<RamRoom, KernelError>,
+) -> Result<Vec<PathBuf>, LaunchError> {
     let mut made = Vec::new();
-    let result = regions.iter().filter(|region| region.owned).try_for_each(|region| {
+    let owned = || regions.iter().filter(|region| region.owned);
+    let result = owned().try_for_each(|region| {
         let path = &region.path;
-        let file_error =
-            |operation| move |cause| LaunchError::File { operation, path: path.clone(), cause };
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        let promised: u64 =
-            regions.iter().filter(|it| made.contains(&it.path)).map(|it| it.bytes).sum();
-        let free = free_bytes(folder)
-            .map_err(|error| file_error("look for room beside")(error.cause))?
-            .saturating_add(coming)
-            .saturating_sub(promised);
-        if free < region.bytes {
-            let (needed, free) = (ByteSize(region.bytes), ByteSize(free));
-            return Err(LaunchError::NoRoom { path: path.clone(), needed, free });
-        }
+        let failed = |operation| move |cause| file_error(operation, path, cause);
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(file_error("create"))?;
+            .map_err(failed("create"))?;
         made.push(path.clone());
-        file.set_len(region.bytes).map_err(file_error("size"))
+        file.set_len(region.bytes).map_err(failed("size"))
+    });
+    let result = result.and_then(|()| {
+        let Some(first) = owned().next() else { return Ok(()) };
+        let needed: u64 = owned().map(|region| region.bytes).sum();
+        let folder = first.path.parent().unwrap_or(Path::new("/"));
+        let room =
+            look(folder).map_err(|error| file_error("look for room in", folder, error.cause))?;
+        let free = room.free.saturating_add(coming);
+        // Where the kernel reserves the pages itself, our files are not among what is promised.
+        let others = room.promised.saturating_sub(needed);
+        if free >= others.saturating_add(needed) {
+            return Ok(());
+        }
+        let room = RamRoom { free, promised: others };
+        Err(LaunchError::NoRoom { path: first.path.clone(), needed: ByteSize(needed), room })
     });
     match result {
         Ok(()) => Ok(made),
@@ -116,6 +127,10 @@ pub fn make_ram_files(regions: &[PlannedRegion], coming: u64) -> Result<Vec<Path
             Err(error)
         }
     }
+}
+
+fn file_error(operation: &'static str, path: &Path, cause: std::io::Error) -> LaunchError {
+    LaunchError::File { operation, path: path.to_owned(), cause }
 }
 
 /// Removes files, as far as they can be.
@@ -146,16 +161,14 @@ pub fn launch(
     qmp_path: &Path,
     inherited: Inherited,
 ) -> Result<Launched, LaunchError> {
-    let file_error =
-        |operation, cause| LaunchError::File { operation, path: log.to_owned(), cause };
     let printed = OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
         .open(log)
-        .map_err(|cause| file_error("open", cause))?;
+        .map_err(|cause| file_error("open", log, cause))?;
     let start = printed.metadata().map_or(0, |data| data.len());
-    let second = printed.try_clone().map_err(|cause| file_error("open", cause))?;
+    let second = printed.try_clone().map_err(|cause| file_error("open", log, cause))?;
     let _ = fs::remove_file(qmp_path);
     let mut command = Command::new(program);
     command

@@ -31,6 +31,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// How the names of all RAM files begin that are Dewar's.
+pub(crate) const RAM_PREFIX: &str = "dewar-";
 /// How often a lock that somebody has is tried again.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
@@ -127,7 +129,8 @@ impl Registry {
             return Err(RegistryError::BadName(name.to_owned()));
         }
         // '@' is in no name, so no guest's prefix begins another's.
-        let ram_prefix = format!("dewar-{:08x}@{name}@", fnv1a(self.root.as_os_str().as_bytes()));
+        let ram_prefix =
+            format!("{RAM_PREFIX}{:08x}@{name}@", fnv1a(self.root.as_os_str().as_bytes()));
         let path = self.root.join("guests").join(name);
         Ok(GuestFolder { name: name.to_owned(), path, ram_prefix })
     }

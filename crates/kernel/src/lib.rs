@@ -23,7 +23,7 @@ pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{
-    SharedMapping, WritableMapping, available_memory, data_ranges, free_bytes, huge_page_bytes,
+    Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
     nonzero_ranges,
 };
 pub use pagemap::{Pagemap, ScannedRange};

@@ -210,12 +210,20 @@ pub fn data_ranges(file: impl AsFd, range: PageRange) -> Result<Vec<PageRange>, 
     Ok(found)
 }
 
-/// Bytes that can still be written to the file system that holds `path`; to a tmpfs no
-/// more than there is memory and swap for, whatever its limit.
+/// What is free where a file lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Free {
+    /// Bytes of its file system, or of its pool of huge pages.
+    pub file_system: u64,
+    /// Bytes of memory and swap, where its pages are memory and no pool keeps them.
+    pub memory: Option<u64>,
+}
+
+/// What is free where `path` lies.
 ///
 /// # Errors
 /// Where it cannot be asked.
-pub fn free_bytes(path: &std::path::Path) -> Result<u64, KernelError> {
+pub fn free(path: &std::path::Path) -> Result<Free, KernelError> {
     let failed = |cause| KernelError::new("statfs", path.display().to_string(), cause);
     let state = rustix::fs::statfs(path).map_err(failed)?;
     if state.f_type == HUGETLBFS && state.f_blocks == 0 {
@@ -228,13 +236,13 @@ pub fn free_bytes(path: &std::path::Path) -> Result<u64, KernelError> {
             Ok::<u64, KernelError>(text.trim().parse().unwrap_or(0))
         };
         let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
-        return Ok(free * state.f_bsize as u64);
+        return Ok(Free { file_system: free * state.f_bsize as u64, memory: None });
     }
-    let free = state.f_bavail * state.f_bsize as u64;
-    match state.f_type == TMPFS {
-        true => Ok(free.min(available_memory()? + free_swap()?)),
-        false => Ok(free),
-    }
+    let memory = match state.f_type == TMPFS {
+        true => Some(available_memory()? + free_swap()?),
+        false => None,
+    };
+    Ok(Free { file_system: state.f_bavail * state.f_bsize as u64, memory })
 }
 
 /// Bytes of memory that programs can still take without swapping: `MemAvailable` of

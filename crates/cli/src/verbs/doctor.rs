@@ -2,11 +2,11 @@ use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
 use crate::ram_dir;
+use crate::verbs::ps::why_ended;
 use dewar_guest_qemu::launch::without_ours;
 use dewar_kernel::{
-    Reservation, Task, deadline_limit, free_bytes, is_tracking_supported, open_userfaultfd_device,
+    Reservation, Task, deadline_limit, is_tracking_supported, open_userfaultfd_device,
 };
-use dewar_units::ByteSize;
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,15 @@ struct Finding {
 }
 
 pub fn run(context: &Context) -> Result<(), Failure> {
-    let findings = look();
+    let mut findings = look(context);
+    if let Some(result) = ended(context) {
+        findings.push(Finding {
+            name: "ended guests",
+            needed_for: "'dewar restore' brings them back",
+            result,
+            required: false,
+        });
+    }
     let list: Vec<_> = findings
         .iter()
         .map(|it| {
@@ -46,7 +54,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     context.print_with(json!({"able": able, "findings": list}), &text, end)
 }
 
-fn look() -> Vec<Finding> {
+fn look(context: &Context) -> Vec<Finding> {
     let required = |name, needed_for, result| Finding { name, needed_for, result, required: true };
     let optional = |name, needed_for, result| Finding { name, needed_for, result, required: false };
     vec![
@@ -63,7 +71,7 @@ fn look() -> Vec<Finding> {
                 .map_err(|error| error.to_string()),
         ),
         optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
-        optional("room in memory", "RAM files", room(ram_dir::ram_dir_now())),
+        optional("room in memory", "RAM files", room(context, ram_dir::ram_dir_now())),
         optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
     ]
 }
@@ -119,7 +127,19 @@ fn openable(path: &str) -> Result<String, String> {
     opened.map(|_| "present".to_owned()).map_err(|error| error.to_string())
 }
 
-fn room(path: &Path) -> Result<String, String> {
-    let free = free_bytes(path).map_err(|error| error.to_string())?;
-    Ok(format!("{} free", ByteSize(free)))
+fn room(context: &Context, path: &Path) -> Result<String, String> {
+    let room = context.ram_room("", path, false).map_err(|error| error.to_string())?;
+    let what = format!("in {}: {room}", path.display());
+    if room.left() == 0 && room.promised > 0 { Err(what) } else { Ok(what) }
+}
+
+/// Guests that ended by themselves, where it can be told why.
+fn ended(context: &Context) -> Option<Result<String, String>> {
+    let guests = context.guests().ok()?;
+    let told = guests.iter().filter_map(|(folder, record)| {
+        let is_over = !record.process.is_alive() && record.frozen.is_none();
+        Some(format!("{}: {}", record.name, why_ended(folder, record).filter(|_| is_over)?))
+    });
+    let told: Vec<String> = told.collect();
+    (!told.is_empty()).then(|| Err(told.join("; ")))
 }

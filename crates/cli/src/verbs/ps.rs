@@ -3,9 +3,14 @@ use crate::failure::Failure;
 use crate::output::table;
 use crate::server::ServerState;
 use dewar_guest_qemu::RunState;
+use dewar_guest_qemu::launch::last_words;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase};
+use dewar_kernel::free;
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
+
+/// Less than this is no room.
+const FULL: u64 = 1 << 20;
 
 pub fn run(context: &Context) -> Result<(), Failure> {
     let Settled { mut failures, busy } = context.settle_all()?;
@@ -23,12 +28,14 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         let Ok(record) = folder.record() else { continue };
         let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
         let trouble = trouble(&folder);
+        let why = why_ended(&folder, &record).filter(|_| state == "ended");
         let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
         let pid = record.process.is_alive().then_some(record.process.pid);
         guests.push(json!({
             "name": name, "pid": pid, "state": state, "memory_bytes": bytes,
             "adopted": record.adopted, "lazy_restore": lazy(&folder, &record),
             "not_handed_over": record.not_handed_over, "trouble": trouble,
+            "ended_because": why,
         }));
         let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
         rows.push(vec![
@@ -36,7 +43,10 @@ pub fn run(context: &Context) -> Result<(), Failure> {
             pid,
             match &trouble {
                 Some(_) => format!("{state}, needs attention: 'dewar inspect {}'", record.name),
-                None => described(&folder, &record, &state),
+                None => match &why {
+                    Some(why) => format!("{state}: {why}"),
+                    None => described(&folder, &record, &state),
+                },
             },
             ByteSize(bytes).to_string(),
         ]);
@@ -48,6 +58,21 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     };
     context.print(json!({"guests": guests}), &text);
     failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.already_printed()))
+}
+
+/// Why a guest's process ended, as far as that can be told afterwards.
+pub fn why_ended(folder: &GuestFolder, record: &GuestRecord) -> Option<String> {
+    let ram = record.owned_ram.iter().find(|path| path.exists())?;
+    let place = ram.parent()?;
+    if free(place)
+        .is_ok_and(|free| free.file_system < FULL || free.memory.is_some_and(|it| it < FULL))
+    {
+        let what = "there is no room left for its memory, and QEMU is killed when it needs more";
+        return Some(format!("{}: {what}", place.display()));
+    }
+    let said = last_words(&folder.file("console.log"))?;
+    let last = said.rsplit("; ").find(|it| it.contains("qemu") && !it.contains("warning"))?;
+    Some(format!("QEMU said: {last}"))
 }
 
 /// One word for how a guest is.

@@ -27,7 +27,6 @@ use dewar_guest_qemu::{
     QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
 };
 use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
-use dewar_kernel::free_bytes;
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use dewar_units::PAGE_BYTES;
 use serde_json::json;
@@ -73,11 +72,12 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let mut old_ram = OldRam::new(make_way(&folder, Some(&ram_dir), thawing)?);
     let mut coming = 0;
     let needed = image.record().memory.pages * PAGE_BYTES as u64;
-    let free = free_bytes(&ram_dir).unwrap_or(0);
+    let room = context.ram_room(&name, &ram_dir, args.overcommit);
+    let free = room.map_or(0, |room| room.left());
     if free < needed {
         dead.clear();
         coming = old_ram.give_back(&ram_dir);
-        if args.eager || free + coming < needed {
+        if args.eager || free.saturating_add(coming) < needed {
             // All of it is written to at once, or whether it fits is still to be seen.
             old_ram.wait();
             coming = 0;
@@ -249,7 +249,8 @@ fn bring_back(
         revival.plan.run.forward_nothing().map_err(ReviveError::from)?;
     }
     made.extend(revival.overlays.iter().cloned());
-    let owned_ram = make_ram_files(&revival.plan.run.regions, coming)?;
+    let room = |folder: &Path| context.ram_room(name, folder, args.overcommit);
+    let owned_ram = make_ram_files(&revival.plan.run.regions, coming, room)?;
     made.extend(owned_ram.iter().cloned());
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);

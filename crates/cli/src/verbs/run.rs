@@ -35,7 +35,8 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     refuse_stale_disks(&arguments, &here)?;
     drop(make_way(&folder, Some(&ram_dir), false)?);
     let before = folder.record_if_any()?;
-    let owned_ram = make_ram_files(&plan.regions, 0)?;
+    let room = |folder: &Path| context.ram_room(&args.name, folder, args.overcommit);
+    let owned_ram = make_ram_files(&plan.regions, 0, room)?;
     let launched = launch(
         &program,
         &plan,

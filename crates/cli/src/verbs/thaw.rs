@@ -123,6 +123,8 @@ fn from_store(
         eager: false,
         paused,
         replace: false,
+        // Its memory was promised to it before.
+        overcommit: false,
         ram_dir,
         store: StoreArgs { store: Some(store) },
     };
