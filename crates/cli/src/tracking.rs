@@ -106,7 +106,7 @@ pub fn base(
     let tracked = tracking.and_then(|tracking| {
         let (_, image) = tracking.since.as_ref().filter(|(store, _)| *store == own_id)?;
         let known = (tracking.tracker, tracking.pages_before(ram.pages()));
-        Some((store.open_image(image).ok()?, known))
+        Some((open_whole(store, image)?, known))
     });
     if let Some((image, known)) = tracked {
         if fits(image.record(), ram) {
@@ -123,7 +123,14 @@ pub fn base(
     let base = newest(&|record| record.guest == guest.name)
         .or_else(|| newest(&|record| Some(record.id.0.as_str()) == origin));
     // One that cannot be opened is no base; the checkpoint is a full one then.
-    Ok(base.and_then(|record| Some((store.open_image(&record.id).ok()?, None))))
+    Ok(base.and_then(|record| Some((open_whole(store, &record.id)?, None))))
+}
+
+/// An image whose segments are those that were written for it: what stands on others must
+/// not be inherited.
+fn open_whole(store: &Store, id: &ImageId) -> Option<ImageReader> {
+    let image = store.open_image(id).ok()?;
+    image.require_segments().is_ok().then_some(image)
 }
 
 fn fits(record: &Record, ram: &Ram) -> bool {

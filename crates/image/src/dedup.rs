@@ -18,7 +18,6 @@
 //! (and says so, [`Record::findable`]), and while a writer may find them it cannot be
 //! deleted.
 
-use crate::backend::Held;
 use crate::{Blob, Entry, ImageError, ImageReader, PageAddress, Record, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +67,9 @@ pub(crate) struct Fingerprints {
 /// The fingerprints of an image, in order, and what keeps it from being deleted.
 struct Rows {
     bytes: Vec<u8>,
-    _hold: Box<dyn Held>,
+    /// The image's segments, and whether they were found to be the ones that it names.
+    image: ImageReader,
+    found: Mutex<HashMap<u64, bool>>,
 }
 
 impl Fingerprints {
@@ -178,6 +179,12 @@ pub(crate) fn row(bytes: &[u8]) -> (Fingerprint, Entry) {
 }
 
 impl Rows {
+    /// Whether a segment is there and is the one that the image names.
+    fn is_right(&self, segment: u64) -> bool {
+        let mut found = self.found.lock().unwrap_or_else(|locked| locked.into_inner());
+        *found.entry(segment).or_insert_with(|| self.image.segment(segment).is_ok())
+    }
+
     fn find(&self, print: &Fingerprint) -> Option<PageAddress> {
         let row = |index: usize| row(&self.bytes[index * ROW_BYTES..]);
         let (mut low, mut high) = (0, self.bytes.len() / ROW_BYTES);
@@ -187,7 +194,9 @@ impl Rows {
             match found.cmp(print) {
                 std::cmp::Ordering::Less => low = middle + 1,
                 std::cmp::Ordering::Greater => high = middle,
-                std::cmp::Ordering::Equal => return entry.packed_at(),
+                std::cmp::Ordering::Equal => {
+                    return entry.packed_at().filter(|at| self.is_right(at.segment));
+                }
             }
         }
         None
@@ -198,7 +207,10 @@ impl Rows {
 /// guest's, and `parent` shares what it stored.
 fn is_below(record: &Record, parent: &Record) -> bool {
     record.guest == parent.guest
-        && record.segments.iter().any(|it| parent.all_segments().any(|other| other == *it))
+        && record
+            .segments
+            .iter()
+            .any(|it| record.shares(*it, parent) && parent.all_segments().any(|other| other == *it))
 }
 
 /// The fingerprints that the images in a store remember in a blob, newest first,
@@ -223,7 +235,7 @@ fn rows_of(
         let load = || -> Result<Rows, ImageError> {
             let image = store.open_image(&record.id)?;
             let bytes = image.blob("list of fingerprints", blob)?;
-            Ok(Rows { bytes, _hold: image.into_hold() })
+            Ok(Rows { bytes, image, found: Mutex::default() })
         };
         if let Ok(rows_found) = load() {
             left -= rows;

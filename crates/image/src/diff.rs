@@ -18,7 +18,8 @@ pub fn diff(a: &ImageReader, b: &ImageReader) -> Result<PageSet, ImageError> {
     }
     let mut elsewhere: Vec<(Option<PageAddress>, PageNumber)> = Vec::new();
     for (page, (our, their)) in ours.iter().zip(&theirs).enumerate() {
-        if our != their {
+        let is_same_segment = |at: PageAddress| a.record().shares(at.segment, b.record());
+        if our != their || !our.packed_at().is_none_or(is_same_segment) {
             elsewhere.push((our.packed_at(), PageNumber(page as u64)));
         }
     }

@@ -1,7 +1,7 @@
 //! A frame: up to 64 pages, compressed together, with a header that says what
 //! and where it is.
 
-use crate::ImageError;
+use crate::{ImageError, SegmentId};
 use dewar_codec::{Codec, FrameDecoder};
 use dewar_units::PAGE_BYTES;
 use twox_hash::XxHash3_128;
@@ -11,7 +11,10 @@ pub const FRAME_PAGES: usize = 64;
 
 pub(crate) const FRAME_HEADER_BYTES: usize = 96;
 const MAGIC: [u8; 4] = *b"DWRF";
+/// A frame of a segment without an id, and of one that has one: then that is a part of what
+/// the checksum covers.
 const VERSION: u16 = 1;
+const VERSION_WITH_ID: u16 = 2;
 const CHECKSUM_AT: usize = 80;
 
 /// Who a frame is: the part of its header that its place must agree with.
@@ -21,6 +24,8 @@ pub struct FrameHeader {
     pub store: [u8; 16],
     /// Its segment.
     pub segment: u64,
+    /// Its segment's id.
+    pub segment_id: SegmentId,
     /// Its number there.
     pub frame: u16,
     /// How its pages are stored.
@@ -37,7 +42,7 @@ impl FrameHeader {
         let mut header = [0; FRAME_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
-        put(4, &VERSION.to_le_bytes());
+        put(4, &version_of(self.segment_id).to_le_bytes());
         put(6, &(FRAME_HEADER_BYTES as u16).to_le_bytes());
         put(12, &[self.codec as u8]);
         put(14, &self.pages.to_le_bytes());
@@ -45,17 +50,17 @@ impl FrameHeader {
         put(32, &self.segment.to_le_bytes());
         put(40, &u32::from(self.frame).to_le_bytes());
         put(44, &self.stored_bytes.to_le_bytes());
-        let checksum = checksum(&header[..CHECKSUM_AT], payload);
+        let checksum = checksum(self.segment_id, &header[..CHECKSUM_AT], payload);
         header[CHECKSUM_AT..].copy_from_slice(&checksum);
         header
     }
 
-    /// Reads and checks a frame that should be `frame` of `segment` in `store`.
-    /// Returns its header and payload.
+    /// Reads and checks a frame that should be `frame` of `segment`, which has this id, in
+    /// `store`. Returns its header and payload.
     pub(crate) fn parse(
         bytes: &[u8],
         store: [u8; 16],
-        segment: u64,
+        (segment, segment_id): (u64, SegmentId),
         frame: u16,
     ) -> Result<(Self, &[u8]), ImageError> {
         let place = || format!("frame {frame} of segment {segment:016x}");
@@ -67,9 +72,10 @@ impl FrameHeader {
         let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from(short(at)) | (u32::from(short(at + 2)) << 16);
         let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
-        if short(4) != VERSION || word(8) != 0 || header[13] != 0 {
+        let fits = checksum(segment_id, &header[..CHECKSUM_AT], payload) == header[CHECKSUM_AT..];
+        if short(4) != version_of(segment_id) || word(8) != 0 || header[13] != 0 {
             // A flipped bit may look like a newer version: the checksum decides.
-            if checksum(&header[..CHECKSUM_AT], payload) == header[CHECKSUM_AT..] {
+            if fits {
                 return Err(ImageError::TooNew {
                     place: place(),
                     problem: format!("version {} features {:#x}", short(4), word(8)),
@@ -80,7 +86,7 @@ impl FrameHeader {
         if word(44) as usize != payload.len() {
             return Err(damaged("its length is not the one in the segment's directory"));
         }
-        if checksum(&header[..CHECKSUM_AT], payload) != header[CHECKSUM_AT..] {
+        if !fits {
             return Err(damaged("its checksum does not fit"));
         }
         if header[16..32] != store || long(32) != segment || word(40) != u32::from(frame) {
@@ -96,7 +102,8 @@ impl FrameHeader {
         if pages == 0 || usize::from(pages) > FRAME_PAGES {
             return Err(damaged(&format!("it claims {pages} pages")));
         }
-        Ok((Self { store, segment, frame, codec, pages, stored_bytes: word(44) }, payload))
+        let stored_bytes = word(44);
+        Ok((Self { store, segment, segment_id, frame, codec, pages, stored_bytes }, payload))
     }
 
     /// Whether a payload is the pages as they are.
@@ -120,8 +127,15 @@ impl FrameHeader {
     }
 }
 
-fn checksum(header: &[u8], payload: &[u8]) -> [u8; 16] {
+fn version_of(segment: SegmentId) -> u16 {
+    if segment.is_none() { VERSION } else { VERSION_WITH_ID }
+}
+
+fn checksum(segment: SegmentId, header: &[u8], payload: &[u8]) -> [u8; 16] {
     let mut hasher = XxHash3_128::new();
+    if !segment.is_none() {
+        hasher.write(segment.bytes());
+    }
     hasher.write(header);
     hasher.write(payload);
     hasher.finish_128().to_le_bytes()

@@ -9,7 +9,7 @@ use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::record::{ImageId, Record};
 use crate::segment::{SegmentBuilder, SegmentFile};
 use crate::store::segment_name;
-use crate::{Entry, table};
+use crate::{Entry, SegmentId, table};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
 use dewar_units::PAGE_BYTES;
 use std::path::Path;
@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 use twox_hash::XxHash3_128;
 
 const STORE: [u8; 16] = [7; 16];
+
+fn id() -> SegmentId {
+    SegmentId::from_bytes(&[9; 16])
+}
 
 /// How long each target runs: `DEWAR_FUZZ_SECONDS`, or one second.
 fn time() -> Duration {
@@ -88,6 +92,7 @@ fn fuzz_frames() {
             let header = FrameHeader {
                 store: STORE,
                 segment: 5,
+                segment_id: id(),
                 frame: 9,
                 codec: codec.expect("encode"),
                 pages: 3,
@@ -102,11 +107,12 @@ fn fuzz_frames() {
             let length = (bytes.len() - FRAME_HEADER_BYTES) as u32;
             bytes[44..48].copy_from_slice(&length.to_le_bytes());
             let mut hasher = XxHash3_128::new();
+            hasher.write(id().bytes());
             hasher.write(&bytes[..80]);
             hasher.write(&bytes[FRAME_HEADER_BYTES..]);
             bytes[80..96].copy_from_slice(&hasher.finish_128().to_le_bytes());
         }
-        if let Ok((header, payload)) = FrameHeader::parse(&bytes, STORE, 5, 9) {
+        if let Ok((header, payload)) = FrameHeader::parse(&bytes, STORE, (5, id()), 9) {
             let mut out = Vec::new();
             if header.expand(payload, &mut decoder, &mut out).is_ok() {
                 assert_eq!(out.len(), usize::from(header.pages) * PAGE_BYTES);
@@ -142,14 +148,14 @@ fn segment_five(root: &Path, bytes: &[u8]) -> Folder {
 fn a_frame_outside_its_segment_is_refused() {
     let folder = tempfile::tempdir().expect("tempdir");
     for offset in [u32::MAX - 10, u32::MAX, 1 << 30] {
-        let mut builder = SegmentBuilder::new(STORE, 5, AlignedBytes::default());
+        let mut builder = SegmentBuilder::new(STORE, 5, id(), AlignedBytes::default());
         builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
         let mut bytes = builder.finish().1.to_vec();
         let directory = bytes.len() - 48 - 4;
         bytes[directory..directory + 4].copy_from_slice(&offset.to_le_bytes());
         seal(&mut bytes);
         let store = segment_five(folder.path(), &bytes);
-        let segment = SegmentFile::open(&store, STORE, 5).expect("its end fits");
+        let segment = SegmentFile::open(&store, STORE, 5, None).expect("its end fits");
         let read = segment.read_frame(0, &mut Vec::new()).map(|(header, _)| header);
         assert!(matches!(read, Err(crate::ImageError::Damaged { .. })), "{offset}: {read:?}");
     }
@@ -157,7 +163,7 @@ fn a_frame_outside_its_segment_is_refused() {
 
 #[test]
 fn fuzz_segments() {
-    let mut builder = SegmentBuilder::new(STORE, 5, AlignedBytes::default());
+    let mut builder = SegmentBuilder::new(STORE, 5, id(), AlignedBytes::default());
     for _ in 0..4 {
         builder.append(Codec::Raw, 1, &pages()[..PAGE_BYTES]);
     }
@@ -166,7 +172,7 @@ fn fuzz_segments() {
     fuzz(&[seed], |mut bytes| {
         seal(&mut bytes);
         let store = segment_five(folder.path(), &bytes);
-        if let Ok(segment) = SegmentFile::open(&store, STORE, 5) {
+        if let Ok(segment) = SegmentFile::open(&store, STORE, 5, None) {
             let mut buffer = Vec::new();
             for frame in 0..segment.frames() {
                 let _ = segment.read_frame(frame, &mut buffer).map(|(header, _)| header);

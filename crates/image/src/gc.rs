@@ -280,7 +280,7 @@ fn compact(
     kept: Option<&FrameSet>,
     dry_run: bool,
 ) -> Result<Option<u64>, ImageError> {
-    let segment = store.segment(number)?;
+    let segment = store.segment(number, None)?;
     let is_kept = |frame: u16| kept.is_some_and(|kept| kept.contains(frame));
     let kept_bytes: u64 =
         (0..segment.frames()).filter(|it| is_kept(*it)).map(|it| segment.frame_bytes(it)).sum();
@@ -291,7 +291,8 @@ fn compact(
     if dry_run {
         return Ok(Some(all_bytes - kept_bytes));
     }
-    let mut builder = SegmentBuilder::new(store.raw_id(), number, AlignedBytes::default());
+    let memory = AlignedBytes::default();
+    let mut builder = SegmentBuilder::new(store.raw_id(), number, segment.id(), memory);
     let mut buffer = Vec::new();
     for frame in 0..segment.frames() {
         if is_kept(frame) {

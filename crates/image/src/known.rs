@@ -45,16 +45,18 @@ impl ImageReader {
         let ours: HashSet<u64> = self.record().all_segments().collect();
         let mut rows = Vec::new();
         for record in self.store().records()?.0 {
-            if !record.segments.iter().any(|segment| ours.contains(segment)) {
+            // One of another time, or of a copy of the store, may only have its number.
+            let is_ours =
+                |segment: u64| ours.contains(&segment) && record.shares(segment, self.record());
+            if !record.segments.iter().any(|segment| is_ours(*segment)) {
                 continue;
             }
             let Some(blob) = record.prints() else { continue };
             let read = || self.store().open_image(&record.id)?.blob("list of fingerprints", blob);
             let Ok(bytes) = read() else { continue };
             let known = bytes.chunks_exact(ROW_BYTES).map(row);
-            let needed = known.filter(|(_, entry)| {
-                entry.packed_at().is_some_and(|at| ours.contains(&at.segment))
-            });
+            let needed =
+                known.filter(|(_, entry)| entry.packed_at().is_some_and(|at| is_ours(at.segment)));
             rows.extend(needed.map(|(print, entry)| (entry.0, print)));
         }
         rows.sort_unstable();

@@ -36,6 +36,7 @@ mod reader;
 mod record;
 mod redis;
 mod segment;
+mod segment_id;
 mod sink;
 mod store;
 mod stored;
@@ -59,6 +60,7 @@ pub use record::{
     Record, RegionRecord, StageRecord, Summary,
 };
 pub use segment::SEGMENT_BYTES;
+pub use segment_id::SegmentId;
 pub use sink::PageSink;
 pub use store::{Deleted, Deletion, Store};
 pub use table::ENTRIES_PER_NODE;

@@ -15,8 +15,9 @@ use std::time::Duration;
 const OPEN_SEGMENTS: usize = 128;
 /// Nodes below which another thread is not worth while.
 const NODES_A_THREAD: usize = 256;
-/// One part in so many of this machine's memory is the most that a page table may take.
-const TABLE_SHARE: u64 = 8;
+/// One part in so many of this machine's memory is the most that a page table, or a blob, may
+/// take.
+const MEMORY_SHARE: u64 = 8;
 
 /// An image, open for reading by any number of threads. While it lives the
 /// image cannot be deleted.
@@ -32,7 +33,7 @@ pub struct ImageReader {
     /// How long what fails in a dirty store is tried again.
     patience: Mutex<Duration>,
     /// While it is held the image cannot be deleted.
-    hold: Box<dyn Held>,
+    _hold: Box<dyn Held>,
 }
 
 /// One thread's working memory for reading: a decoder and the last frame.
@@ -80,13 +81,8 @@ impl ImageReader {
             keyed: Mutex::default(),
             table: Mutex::default(),
             patience: Mutex::new(Duration::MAX),
-            hold,
+            _hold: hold,
         }
-    }
-
-    /// What keeps the image from being deleted, alone.
-    pub(crate) fn into_hold(self) -> Box<dyn Held> {
-        self.hold
     }
 
     /// The image's record.
@@ -134,9 +130,7 @@ impl ImageReader {
     /// A record may claim what it likes.
     fn refuse_too_large(&self) -> Result<(), ImageError> {
         let memory = &self.record.memory;
-        let here = rustix::system::sysinfo();
-        let room = here.totalram * u64::from(here.mem_unit) / TABLE_SHARE;
-        if memory.pages > room / size_of::<Entry>() as u64 {
+        if memory.pages > memory_share() / size_of::<Entry>() as u64 {
             let (id, pages) = (self.record.id.0.clone(), memory.pages);
             return Err(ImageError::TooLarge { id, pages });
         }
@@ -214,6 +208,15 @@ impl ImageReader {
     ) -> Result<&'c [u8], ImageError> {
         self.load(at.segment, at.frame, cache).map_err(|error| name_page(page, error))?;
         Ok(cache.pages())
+    }
+
+    /// That each segment of the image is there, and is the one that was written for it.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub fn require_segments(&self) -> Result<(), ImageError> {
+        let mut numbers = self.record.all_segments();
+        numbers.try_for_each(|number| self.segment(number).map(drop))
     }
 
     /// Whether a dirty store that answers has lost pages of the image.
@@ -297,8 +300,13 @@ impl ImageReader {
     /// Where it is damaged; `name` says which.
     pub fn blob(&self, name: &str, blob: &Blob) -> Result<Vec<u8>, ImageError> {
         let mut cache = FrameCache::new()?;
+        let damaged = |problem| Err(ImageError::damaged(format!("the {name}"), problem));
         if blob.bytes.div_ceil(PAGE_BYTES as u64) != blob.entries.len() as u64 {
-            return Err(ImageError::damaged(format!("the {name}"), "its length does not fit"));
+            return damaged("its length does not fit");
+        }
+        // A record may name one page as often as it likes.
+        if blob.bytes > memory_share() {
+            return damaged("it is larger than this machine's memory allows");
         }
         let mut bytes = Vec::with_capacity(blob.entries.len() * PAGE_BYTES);
         for entry in &blob.entries {
@@ -323,7 +331,8 @@ impl ImageReader {
             return Ok(segment.clone());
         }
         // Without the lock: a store may be far away.
-        let segment = Arc::new(self.store.segment(number)?);
+        let expected = Some(self.record.segment_id(number));
+        let segment = Arc::new(self.store.segment(number, expected)?);
         let mut open = self.segments();
         if open.len() >= OPEN_SEGMENTS {
             open.clear();
@@ -386,6 +395,12 @@ impl ImageReader {
         cache.holds = Some((segment, frame));
         Ok(())
     }
+}
+
+/// The most bytes that anything may take here because a record says so.
+fn memory_share() -> u64 {
+    let here = rustix::system::sysinfo();
+    here.totalram * u64::from(here.mem_unit) / MEMORY_SHARE
 }
 
 fn name_page(page: PageNumber, error: ImageError) -> ImageError {

@@ -1,7 +1,7 @@
 //! The record: one JSON file whose arrival makes an image exist.
 
 use crate::entry::LAST_SOURCE;
-use crate::{Entry, FileDigest, ImageError, KeyedSource};
+use crate::{Entry, FileDigest, ImageError, KeyedSource, SegmentId};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -9,9 +9,20 @@ use std::fmt;
 use std::path::Path;
 
 const FORMAT: &str = "dewar-record";
-const VERSION: u32 = 1;
+/// The version that is written. One before has no ids of segments.
+const VERSION: u32 = 2;
+const OLDEST: u32 = 1;
 /// 4 PiB: x86-64's physical addresses have 52 bits.
 const MOST_PAGES: u64 = 1 << 40;
+
+/// No checkpoint takes longer, in milliseconds: 30 years.
+const LONGEST_MS: f64 = 1e12;
+/// The last millisecond of the year 9999, since 1970.
+const LAST_MOMENT_MS: u64 = 253_402_300_799_999;
+/// More bytes than any store holds; of a thousand such the sum is still a number.
+const MOST_BYTES: u64 = 1 << 53;
+/// Most bytes of a record.
+pub(crate) const MOST_RECORD_BYTES: u64 = 256 << 20;
 
 /// The name of an image in its store: `c` and twelve hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -86,6 +97,9 @@ pub struct Record {
     /// Those that it shares with images before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inherited_segments: Vec<u64>,
+    /// What tells each of them from others with its number; those of version 1 have nothing.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub segment_ids: BTreeMap<u64, SegmentId>,
     /// Where its keyed pages lie, by the number in their entries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keyed: BTreeMap<u32, KeyedSource>,
@@ -211,6 +225,7 @@ impl Record {
             machine: serde_json::Value::Null,
             segments: Vec::new(),
             inherited_segments: Vec::new(),
+            segment_ids: BTreeMap::new(),
             keyed: BTreeMap::new(),
             parent: None,
             summary: Summary::default(),
@@ -230,6 +245,16 @@ impl Record {
     /// The numbers of all segments that it needs: its own first.
     pub(crate) fn all_segments(&self) -> impl Iterator<Item = u64> {
         self.segments.iter().chain(&self.inherited_segments).copied()
+    }
+
+    /// The id that a segment of it has to have; of a version 1 one none.
+    pub(crate) fn segment_id(&self, number: u64) -> SegmentId {
+        self.segment_ids.get(&number).copied().unwrap_or(SegmentId::NONE)
+    }
+
+    /// Whether a segment by this number is the same one in both images.
+    pub(crate) fn shares(&self, number: u64, other: &Self) -> bool {
+        self.segment_id(number) == other.segment_id(number)
     }
 
     /// Whether the image's pages may lie in this segment.
@@ -311,6 +336,42 @@ struct Envelope {
 }
 
 impl Record {
+    /// What of its numbers no checkpoint can have. They are printed, added and multiplied by
+    /// whoever reads the record.
+    fn out_of_range(&self) -> Option<&'static str> {
+        let (pages, counts, summary) = (self.memory.pages, &self.memory.counts, &self.summary);
+        let is_time = |ms: f64| (0.0..=LONGEST_MS).contains(&ms);
+        let times = summary.epochs.iter().map(|epoch| epoch.at_ms);
+        let mut times = times.chain(summary.stages.iter().map(|stage| stage.at_ms));
+        let PageCounts { hole, zero, compressed, raw, keyed, inherited, shared } = *counts;
+        let kinds = [hole, zero, compressed, raw, keyed, inherited, shared];
+        let captured = &summary.captured;
+        let captures = [
+            captured.bulk,
+            captured.skipped,
+            captured.dirty_store,
+            captured.spread,
+            captured.stopped,
+            captured.overflowed,
+            summary.duplicate_pages,
+        ];
+        let layers = || self.disks.iter().flat_map(DiskRecord::layers);
+        let sizes = [summary.stored_bytes, summary.inherited_bytes].into_iter();
+        let sizes = sizes.chain(self.disks.iter().map(|disk| disk.virtual_bytes));
+        let mut sizes = sizes.chain(layers().map(|layer| layer.digest.bytes));
+        let checks = [
+            (self.created_ms <= LAST_MOMENT_MS, "the time at which it was taken"),
+            (is_time(summary.pause_ms), "its pause"),
+            (is_time(summary.total_ms), "its duration"),
+            (times.all(is_time), "the time of a step"),
+            (kinds.iter().all(|it| *it <= pages), "a count of pages"),
+            (captures.iter().all(|it| *it <= MOST_BYTES), "a count of captured pages"),
+            (summary.epochs.iter().all(|it| it.dirty_pages <= pages), "the pages of an epoch"),
+            (sizes.all(|it| it <= MOST_BYTES), "a size"),
+        ];
+        checks.into_iter().find(|(is_right, _)| !is_right).map(|(_, what)| what)
+    }
+
     /// The record as a file's bytes, checksum included.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let record = serde_json::value::to_raw_value(self)?;
@@ -342,7 +403,7 @@ impl Record {
         if blake3::hash(body.as_bytes()).to_hex().as_str() != envelope.blake3 {
             return Err(broken("its checksum does not fit".to_owned()));
         }
-        if envelope.version != VERSION {
+        if !(OLDEST..=VERSION).contains(&envelope.version) {
             let problem = format!("record version {}", envelope.version);
             return Err(ImageError::TooNew { place: place(), problem });
         }
@@ -361,6 +422,9 @@ impl Record {
         }
         if record.memory.pages > MOST_PAGES {
             return Err(damaged("it has more memory than a machine can have".to_owned()));
+        }
+        if let Some(what) = record.out_of_range() {
+            return Err(damaged(format!("{what} is out of range")));
         }
         if record.keyed.keys().any(|source| *source > LAST_SOURCE) {
             return Err(damaged("it numbers its sources too high".to_owned()));

@@ -1,10 +1,10 @@
 //! A segment: an immutable file of frames, with a directory at its end.
 
-use crate::ImageError;
 use crate::aligned::AlignedBytes;
 use crate::backend::{Backend, Object};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::store::segment_name;
+use crate::{ImageError, SegmentId};
 use dewar_codec::Codec;
 use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::XxHash3_128;
@@ -16,13 +16,22 @@ const HEADER_BYTES: usize = 64;
 const TRAILER_BYTES: usize = 48;
 const MAGIC: [u8; 8] = *b"DWRSEGMT";
 const END_MAGIC: [u8; 8] = *b"DWRSEGND";
+/// A segment without an id, and one that has one.
 const VERSION: u16 = 1;
+const VERSION_WITH_ID: u16 = 2;
+/// Where a header has it.
+const ID: std::ops::Range<usize> = 40..56;
+
+/// What is said of a segment that is not the one that was written for an image.
+const OTHER: &str = "it is another segment with that number: a copy of the store that went its own way was \
+                     mixed with it, or a backup of another time";
 
 /// A segment that is being made, in memory.
 #[derive(Debug)]
 pub(crate) struct SegmentBuilder {
     store: [u8; 16],
     number: u64,
+    id: SegmentId,
     bytes: AlignedBytes,
     /// Where each frame starts.
     offsets: Vec<u32>,
@@ -30,16 +39,23 @@ pub(crate) struct SegmentBuilder {
 
 impl SegmentBuilder {
     /// A new one in `bytes`, which is empty.
-    pub(crate) fn new(store: [u8; 16], number: u64, mut bytes: AlignedBytes) -> Self {
+    pub(crate) fn new(
+        store: [u8; 16],
+        number: u64,
+        id: SegmentId,
+        mut bytes: AlignedBytes,
+    ) -> Self {
         bytes.reserve(SEGMENT_BYTES + (1 << 20));
         let mut header = [0; HEADER_BYTES];
         header[0..8].copy_from_slice(&MAGIC);
-        header[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if id.is_none() { VERSION } else { VERSION_WITH_ID };
+        header[8..10].copy_from_slice(&version.to_le_bytes());
         header[10..12].copy_from_slice(&(HEADER_BYTES as u16).to_le_bytes());
         header[16..32].copy_from_slice(&store);
         header[32..40].copy_from_slice(&number.to_le_bytes());
+        header[ID].copy_from_slice(id.bytes());
         bytes.extend(&header);
-        Self { store, number, bytes, offsets: Vec::new() }
+        Self { store, number, id, bytes, offsets: Vec::new() }
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -57,6 +73,7 @@ impl SegmentBuilder {
         let header = FrameHeader {
             store: self.store,
             segment: self.number,
+            segment_id: self.id,
             frame,
             codec,
             pages,
@@ -82,7 +99,8 @@ impl SegmentBuilder {
         };
         let start = *self.offsets.get(index).ok_or_else(missing)? as usize;
         let end = self.offsets.get(index + 1).map_or(self.bytes.len(), |end| *end as usize);
-        FrameHeader::parse(&self.bytes[start..end], self.store, self.number, frame)
+        let segment = (self.number, self.id);
+        FrameHeader::parse(&self.bytes[start..end], self.store, segment, frame)
     }
 
     /// The segment's number and all its bytes, directory included.
@@ -121,6 +139,7 @@ pub(crate) struct SegmentFile {
     object: Box<dyn Object>,
     store: [u8; 16],
     number: u64,
+    id: SegmentId,
     offsets: Vec<u32>,
     directory_at: u32,
     /// Whether it was asked for.
@@ -128,10 +147,12 @@ pub(crate) struct SegmentFile {
 }
 
 impl SegmentFile {
+    /// Opens the segment with this number, which is to have this id, where one is known.
     pub(crate) fn open(
         backend: &dyn Backend,
         store: [u8; 16],
         number: u64,
+        expected: Option<SegmentId>,
     ) -> Result<Self, ImageError> {
         let name = segment_name(number);
         let object = backend.open(&name)?;
@@ -164,17 +185,27 @@ impl SegmentFile {
         {
             return Err(damaged("it is another segment, or of another store"));
         }
-        if version != VERSION || header[12..16] != [0; 4] {
+        let id = SegmentId::from_bytes(&header[ID]);
+        let fits = match version {
+            VERSION => id.is_none(),
+            VERSION_WITH_ID => !id.is_none(),
+            _ => false,
+        };
+        if !fits || header[12..16] != [0; 4] || header[ID.end..] != [0; HEADER_BYTES - ID.end] {
             return Err(ImageError::TooNew {
                 place: format!("{name} of {}", backend.url()),
                 problem: format!("segment version {version}"),
             });
         }
+        if expected.is_some_and(|expected| expected != id) {
+            return Err(damaged(OTHER));
+        }
         let offsets = directory
             .chunks_exact(4)
             .map(|offset| u32::from_le_bytes([offset[0], offset[1], offset[2], offset[3]]))
             .collect();
-        Ok(Self { object, store, number, offsets, directory_at, ahead: AtomicBool::new(false) })
+        let ahead = AtomicBool::new(false);
+        Ok(Self { object, store, number, id, offsets, directory_at, ahead })
     }
 
     /// Asks for all of it to be read ahead; the first time only.
@@ -182,6 +213,11 @@ impl SegmentFile {
         if !self.ahead.swap(true, Ordering::Relaxed) {
             self.object.read_ahead();
         }
+    }
+
+    /// What tells it from others with its number.
+    pub(crate) fn id(&self) -> SegmentId {
+        self.id
     }
 
     pub(crate) fn frames(&self) -> u16 {
@@ -217,6 +253,6 @@ impl SegmentFile {
             ImageError::Io { cause, .. } => ImageError::damaged(place(), cause.to_string()),
             other => other,
         })?;
-        FrameHeader::parse(buffer, self.store, self.number, frame)
+        FrameHeader::parse(buffer, self.store, (self.number, self.id), frame)
     }
 }

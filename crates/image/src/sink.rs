@@ -200,7 +200,8 @@ impl<'w, 's> PageSink<'w, 's> {
             none => {
                 let number = self.writer.next_segment()?;
                 let memory = self.writer.segment_buffer();
-                none.insert(SegmentBuilder::new(self.writer.raw_store_id(), number, memory))
+                let id = self.writer.segment_id(number);
+                none.insert(SegmentBuilder::new(self.writer.raw_store_id(), number, id, memory))
             }
         };
         let frame = segment.append(codec, pages as u16, payload);

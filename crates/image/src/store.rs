@@ -2,10 +2,12 @@ use crate::backend::{Backend, Held, Hold, Holding};
 use crate::folder::Folder;
 use crate::lease::{self, WriterLease};
 use crate::location::Location;
+use crate::record::MOST_RECORD_BYTES;
 use crate::redis::Redis;
 use crate::segment::SegmentFile;
 use crate::{
-    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, KeyedSource, Record, dirty,
+    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, KeyedSource, Record, SegmentId,
+    dirty,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
@@ -178,7 +180,14 @@ impl Store {
     /// # Errors
     /// Where it is missing or damaged.
     pub fn record(&self, id: &ImageId) -> Result<Record, ImageError> {
-        let bytes = self.backend.get(&record_name(id))?.ok_or_else(|| self.not_found(&id.0))?;
+        let name = record_name(id);
+        // A server's answers are bounded anyway.
+        let is_folder = self.backend.folder().is_some();
+        if is_folder && self.backend.size(&name)?.is_some_and(|it| it > MOST_RECORD_BYTES) {
+            let problem = "it is larger than any record".to_owned();
+            return Err(ImageError::BrokenRecord { id: id.0.clone(), problem });
+        }
+        let bytes = self.backend.get(&name)?.ok_or_else(|| self.not_found(&id.0))?;
         Record::parse(&bytes, id, &self.id())
     }
 
@@ -409,8 +418,13 @@ impl Store {
         }
     }
 
-    pub(crate) fn segment(&self, number: u64) -> Result<SegmentFile, ImageError> {
-        SegmentFile::open(self.backend(), self.id, number)
+    /// Opens a segment, which is to have this id, where one is known.
+    pub(crate) fn segment(
+        &self,
+        number: u64,
+        expected: Option<SegmentId>,
+    ) -> Result<SegmentFile, ImageError> {
+        SegmentFile::open(self.backend(), self.id, number, expected)
     }
 
     fn hold_record(&self, id: &ImageId, how: Hold) -> Result<Box<dyn Held>, ImageError> {

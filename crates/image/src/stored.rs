@@ -96,7 +96,7 @@ impl StoredPages {
         }
         let segment = match self.segments.entry(at.segment) {
             Entry::Occupied(open) => open.into_mut(),
-            Entry::Vacant(place) => place.insert(store.segment(at.segment)?),
+            Entry::Vacant(place) => place.insert(store.segment(at.segment, None)?),
         };
         let (header, payload) = segment.read_frame(at.frame, &mut self.stored)?;
         header.expand(payload, &mut self.decoder, &mut pages)?;

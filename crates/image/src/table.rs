@@ -121,6 +121,11 @@ pub(crate) fn read(
         let count = pages.div_ceil(span) as usize;
         let mut below = Vec::with_capacity(count);
         let stored: Vec<Entry> = level.iter().copied().filter(|it| *it != Entry::ZERO).collect();
+        // Of no writer: a small one could claim to be of any size.
+        let mut seen = FxHashSet::default();
+        if !stored.iter().all(|entry| seen.insert(*entry)) {
+            return Err(ImageError::damaged("the page table", "a node is in two places"));
+        }
         let mut nodes = get(&stored)?.into_iter();
         for &entry in &level {
             let room = ENTRIES_PER_NODE.min(count - below.len());

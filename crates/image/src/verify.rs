@@ -72,7 +72,7 @@ pub fn verify(
                     let entry = Entry::packed(*last);
                     image.page(PageNumber(*page), entry, &mut cache)?;
                 }
-                None if is_own && image.segment(number)?.frame_bytes(frame) > 0 => {
+                None if image.segment(number)?.frame_bytes(frame) > 0 => {
                     match image.frame_only(at, &mut cache) {
                         // Dropped meanwhile: no image needs it.
                         Err(ImageError::Damaged { .. })
@@ -80,10 +80,14 @@ pub fn verify(
                         {
                             continue;
                         }
+                        Err(ImageError::Damaged { place, problem }) if !is_own => {
+                            let problem = format!("{problem} (no page of this image lies there)");
+                            return Err(ImageError::damaged(place, problem));
+                        }
                         read => read?,
                     }
                 }
-                // Dropped, or another image's: this one needs nothing of it.
+                // Dropped: no image needs it.
                 None => continue,
             }
             verified.frames += 1;

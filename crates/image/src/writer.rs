@@ -8,13 +8,15 @@ use crate::flush::{Flusher, Gate};
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
 use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
+use crate::segment_id::SegmentIds;
 use crate::sink::PageSink;
 use crate::store::{record_name, segment_name};
 use crate::table::{self, Table};
-use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
+use crate::{Entry, FileDigest, ImageError, PageAddress, SegmentId, Store, disks};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use shared::Shared;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -53,6 +55,7 @@ pub struct ImageWriter<'s> {
     /// Where dirty pages go, and the number of that source.
     keyed: Option<(KeyedPages, u32)>,
     shared: Mutex<Shared>,
+    ids: SegmentIds,
     /// `None` once the queue was closed.
     flusher: Mutex<Option<Flusher>>,
     committed: bool,
@@ -83,6 +86,7 @@ impl<'s> ImageWriter<'s> {
             entries,
             keyed: None,
             shared: Mutex::new(Shared::new(lease, options.pages)),
+            ids: SegmentIds::new()?,
             flusher: Mutex::new(Some(Flusher::start(&store.shared_backend()))),
             committed: false,
         })
@@ -294,6 +298,7 @@ impl<'s> ImageWriter<'s> {
         record.segments = std::mem::take(&mut self.lock().used);
         record.segments.sort_unstable();
         record.inherited_segments = self.lock().inherited.iter().copied().collect();
+        record.segment_ids = self.segment_ids(&record)?;
         // Where the lease was lost, its objects may have been swept: that is told first.
         self.lock().note(&[])?;
         self.require(record.segments.iter().map(|number| segment_name(*number)))?;
@@ -331,6 +336,26 @@ impl<'s> ImageWriter<'s> {
             })?;
         }
         Ok(bytes)
+    }
+
+    /// The ids of the segments that a record names, as far as they have any.
+    fn segment_ids(&self, record: &Record) -> Result<BTreeMap<u64, SegmentId>, ImageError> {
+        let own = record.segments.iter().map(|number| Ok((*number, self.ids.of(*number))));
+        let parent = self.parent.as_ref().map(|(parent, _)| parent.record());
+        let inherited = record.inherited_segments.iter().map(|number| {
+            let known = parent.and_then(|parent| parent.segment_ids.get(number)).copied();
+            // Of an image beside ours: it was found to be the right one when it was used.
+            let id = known.map_or_else(|| Ok(self.store.segment(*number, None)?.id()), Ok);
+            id.map(|id| (*number, id))
+        });
+        let all: Result<BTreeMap<u64, SegmentId>, ImageError> = own.chain(inherited).collect();
+        let mut all = all?;
+        all.retain(|_, id| !id.is_none());
+        Ok(all)
+    }
+
+    pub(crate) fn segment_id(&self, number: u64) -> SegmentId {
+        self.ids.of(number)
     }
 
     pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {

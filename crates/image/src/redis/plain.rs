@@ -12,12 +12,18 @@ use redis::{
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// No string that we ask for is as long: four of the largest objects.
 const LONGEST: usize = 4 * LARGEST_OBJECT;
 /// `$LENGTH\r\n`.
 const LONGEST_HEAD: u64 = 32;
+/// No answer other than a string is as long: a list of all objects, a batch of pages. (What
+/// is made of it here takes up to fifteen times as much.)
+const LONGEST_ANSWER: u64 = 32 << 20;
+/// An answer may take as long as the first byte of it may, and then come as slowly as this:
+/// bytes a second.
+const SLOWEST: u64 = 64 << 10;
 /// Room for the beginning of an answer; what is longer is not read through it.
 const BEGINNING: usize = 1 << 12;
 
@@ -26,6 +32,39 @@ pub(super) struct Plain {
     stream: BufReader<TcpStream>,
     parser: Parser,
     database: i64,
+    /// How long an answer may take to begin.
+    patience: Duration,
+}
+
+/// The stream of one answer, which has an end in bytes and in time: a read timeout begins
+/// anew with each byte.
+struct Bounded<'s> {
+    stream: &'s mut BufReader<TcpStream>,
+    began: Instant,
+    patience: Duration,
+    read: u64,
+    most: u64,
+}
+
+impl Bounded<'_> {
+    fn count(&mut self, bytes: usize) -> std::io::Result<()> {
+        self.read += bytes as u64;
+        let allowed = self.patience + Duration::from_secs(self.read / SLOWEST);
+        if self.read > self.most {
+            return Err(std::io::Error::other("an answer without end"));
+        }
+        match self.began.elapsed() > allowed {
+            true => Err(std::io::ErrorKind::TimedOut.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let bytes = self.stream.read(buffer)?;
+        self.count(bytes).map(|()| bytes)
+    }
 }
 
 impl Plain {
@@ -56,7 +95,7 @@ impl Plain {
     ) -> RedisResult<Self> {
         stream.set_nodelay(true)?;
         let stream = BufReader::with_capacity(BEGINNING, stream);
-        let mut plain = Self { stream, parser: Parser::new(), database };
+        let mut plain = Self { stream, parser: Parser::new(), database, patience: connect };
         plain.set_timeouts(connect)?;
         if let Value::ServerError(refusal) = plain.req_command(&redis::cmd("PING"))? {
             welcome(refusal.into())?;
@@ -73,7 +112,8 @@ impl Plain {
         Ok(plain)
     }
 
-    fn set_timeouts(&self, time: Duration) -> std::io::Result<()> {
+    fn set_timeouts(&mut self, time: Duration) -> std::io::Result<()> {
+        self.patience = time;
         self.stream.get_ref().set_read_timeout(Some(time))?;
         self.stream.get_ref().set_write_timeout(Some(time))
     }
@@ -85,14 +125,35 @@ impl Plain {
     fn answer(&mut self) -> RedisResult<Value> {
         match self.stream.fill_buf()?.first() {
             Some(b'$') => self.string(),
-            _ => self.parser.parse_value(&mut self.stream),
+            _ => self.parsed(),
         }
+    }
+
+    /// An answer by the library's parser.
+    fn parsed(&mut self) -> RedisResult<Value> {
+        let (stream, patience) = (&mut self.stream, self.patience);
+        let began = Instant::now();
+        let mut stream = Bounded { stream, began, patience, read: 0, most: LONGEST_ANSWER };
+        self.parser.parse_value(&mut stream)
+    }
+
+    /// What comes next, no more than this and not for ever.
+    fn bounded(&mut self, most: u64) -> Bounded<'_> {
+        let (stream, patience) = (&mut self.stream, self.patience);
+        Bounded { stream, began: Instant::now(), patience, read: 0, most }
     }
 
     /// `$LENGTH\r\nBYTES\r\n`, or `$-1\r\n` for none.
     fn string(&mut self) -> RedisResult<Value> {
         let mut head = Vec::new();
-        (&mut self.stream).take(LONGEST_HEAD).read_until(b'\n', &mut head)?;
+        let mut stream = self.bounded(LONGEST_HEAD);
+        let mut byte = [0];
+        while head.last() != Some(&b'\n')
+            && (head.len() as u64) < LONGEST_HEAD
+            && stream.read(&mut byte)? == 1
+        {
+            head.push(byte[0]);
+        }
         if head.last() != Some(&b'\n') && (head.len() as u64) < LONGEST_HEAD {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
@@ -107,7 +168,8 @@ impl Plain {
         };
         // Not into zeros that would be written for nothing.
         let mut bytes = Vec::with_capacity(length);
-        (&mut self.stream).take(length as u64).read_to_end(&mut bytes)?;
+        let mut stream = self.bounded(length as u64);
+        (&mut stream).take(length as u64).read_to_end(&mut bytes)?;
         if bytes.len() < length {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
@@ -159,7 +221,7 @@ impl ConnectionLike for Plain {
         count: usize,
     ) -> RedisResult<Vec<Value>> {
         self.send(packed)?;
-        let all = (0..offset + count).map(|_| self.parser.parse_value(&mut self.stream));
+        let all = (0..offset + count).map(|_| self.parsed());
         let mut all = all.collect::<RedisResult<Vec<_>>>()?;
         Ok(all.split_off(offset))
     }
@@ -231,6 +293,44 @@ mod tests {
         // Told as such, to be asked again elsewhere.
         for gone in [&b""[..], b"$", b"$5", b"$5\r\nab"] {
             assert_eq!(asked(gone.to_vec()).expect_err("it went").kind(), ErrorKind::Io);
+        }
+    }
+
+    /// What comes of asking a server that says `first`, and then `again` for as long as it is
+    /// heard, so far apart.
+    fn asked_endlessly(first: &'static [u8], again: &'static [u8], apart: Duration) -> RedisError {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = server.local_addr().expect("its address").port();
+        let served = std::thread::spawn(move || {
+            let (mut peer, _) = server.accept().expect("a connection");
+            let _ = peer.read(&mut [0; 64]);
+            let _ = peer.write_all(b"+PONG\r\n");
+            let _ = peer.read(&mut [0; 64]);
+            let _ = peer.write_all(first);
+            while peer.write_all(again).is_ok() {
+                std::thread::sleep(apart);
+            }
+        });
+        let times = [Duration::from_secs(5), Duration::from_millis(500)];
+        let mut plain = Plain::connect("127.0.0.1", port, 0, None, times).expect("connects");
+        let began = Instant::now();
+        let error = plain.req_command(&redis::cmd("PING")).expect_err("an answer without end");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        drop(plain);
+        served.join().expect("the server ends");
+        error
+    }
+
+    #[test]
+    fn an_answer_without_end_ends() {
+        const MANY: &[u8] = &[b'x'; 1 << 16];
+        const NUMBERS: &[u8] = b":1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n";
+        let endless = asked_endlessly(b"+", MANY, Duration::ZERO);
+        assert!(endless.to_string().contains("without end"), "{endless}");
+        asked_endlessly(b"*2000000000\r\n", NUMBERS, Duration::ZERO);
+        let slow = Duration::from_millis(100);
+        for first in [&b"+"[..], b"*9\r\n$9\r\n", b"$999999\r\n", b"$"] {
+            asked_endlessly(first, b"0", slow);
         }
     }
 
