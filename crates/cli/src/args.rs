@@ -294,9 +294,9 @@ pub struct ReportArgs {
     /// The checkpoint.
     #[arg(value_name = "REF")]
     pub reference: String,
-    /// The file to write.
+    /// The file to write [default: the checkpoint's id, with .html, in this folder].
     #[arg(short, long, value_name = "FILE.html")]
-    pub output: PathBuf,
+    pub output: Option<PathBuf>,
     #[command(flatten)]
     pub store: StoreArgs,
 }

@@ -1,6 +1,6 @@
 //! What a person, or a program, is told when something fails.
 
-use crate::output::tell;
+use crate::output::{printable, tell};
 use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
@@ -83,7 +83,7 @@ impl Failure {
     /// Tells it beside a command that goes on.
     pub fn note(&self) {
         // Nobody may be there to hear it.
-        let _ = writeln!(std::io::stderr(), "dewar: beside this: {}", self.whole());
+        let _ = writeln!(std::io::stderr(), "dewar: beside this: {}", printable(&self.whole()));
     }
 
     /// All that it says, in one sentence.
@@ -100,7 +100,7 @@ impl Failure {
     /// Tells it and gives the exit code.
     pub fn report(&self, json: bool) -> ExitCode {
         // Nobody may be there to hear it.
-        let _ = writeln!(std::io::stderr(), "dewar: {}", self.whole());
+        let _ = writeln!(std::io::stderr(), "dewar: {}", printable(&self.whole()));
         if json && !self.printed {
             tell(self.beside(json!({})));
         }
@@ -118,6 +118,7 @@ impl From<RegistryError> for Failure {
     fn from(error: RegistryError) -> Self {
         let code = match error {
             RegistryError::NoSuchGuest(_) => Code::NotFound,
+            RegistryError::BadName(_) => Code::Usage,
             _ => Code::Failed,
         };
         let failure = Self::new(code, error.to_string());

@@ -261,7 +261,10 @@ fn printed_since(log: &Path, start: u64) -> Option<String> {
     file.take(SHOWN).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim();
-    (!text.is_empty()).then(|| text.replace('\n', "; "))
+    // A guest may write there, by a serial port on the terminal: what it says is no command.
+    let shown = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
+    let text: String = text.chars().map(shown).collect();
+    (!text.trim().is_empty()).then(|| text.replace('\n', "; "))
 }
 
 /// Ends a process by SIGKILL and waits until it is gone; says whether it is. One that waits

@@ -8,8 +8,8 @@ use std::time::Duration;
 pub struct CheckpointArgs {
     /// The guest.
     pub name: String,
-    /// A name for the checkpoint.
-    #[arg(long)]
+    /// A name for the checkpoint: a line of at most 100 characters.
+    #[arg(long, value_parser = parse_tag)]
     pub tag: Option<String>,
     /// The longest that the guest should stand still.
     #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_duration)]
@@ -45,6 +45,19 @@ pub struct CheckpointArgs {
     pub spread: Option<ByteSize>,
     #[command(flatten)]
     pub store: StoreArgs,
+}
+
+/// A tag that people can read and write.
+fn parse_tag(text: &str) -> Result<String, &'static str> {
+    const MOST: usize = 100;
+    match text {
+        _ if text.trim().is_empty() => Err("a tag has at least one character"),
+        _ if text.chars().count() > MOST => Err("a tag has at most 100 characters"),
+        _ if text.chars().any(char::is_control) => {
+            Err("a tag is one line, without control characters")
+        }
+        _ => Ok(text.to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -3,7 +3,7 @@ use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
-use crate::output::milliseconds;
+use crate::output::{foreign, milliseconds};
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking};
 use dewar_checkpoint::{Base, Beside, CheckpointOptions, Observer, Step, Taken, checkpoint};
@@ -271,7 +271,7 @@ fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
         1 => " and 1 disk".to_owned(),
         count => format!(" and {count} disks"),
     };
-    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{tag}'"));
+    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{}'", foreign(tag)));
     let mut text = format!(
         "{}{tag} of {}: {} of RAM{disks} in {}, {} stored in {store}\n\
          paused {}, after {}; of {} pages {} stored, {} zero, {} never touched",

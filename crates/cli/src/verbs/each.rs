@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::output::foreign;
 use dewar_guest_qemu::registry::GuestRecord;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -55,7 +56,7 @@ impl Each<'_> {
             let fared = self.one(context, name, more);
             let end = match fared.code {
                 0 => (self.end)(&fared.answer),
-                _ => fared.answer["error"].as_str().unwrap_or("it failed").to_owned(),
+                _ => foreign(fared.answer["error"].as_str().unwrap_or("it failed")),
             };
             line.finish_with_message(format!("{name}: {end}"));
             fared

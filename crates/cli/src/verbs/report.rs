@@ -12,12 +12,13 @@ pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
     history.retain(|it| it.guest == record.guest && it.created_ms <= record.created_ms);
     // The last ones are what people compare with.
     let history = &history[history.len().saturating_sub(24)..];
-    std::fs::write(&args.output, report::page(&record, history)).map_err(|error| {
-        Failure::new(Code::Failed, format!("cannot write {}: {error}", args.output.display()))
+    let output = args.output.unwrap_or_else(|| format!("{id}.html").into());
+    std::fs::write(&output, report::page(&record, history)).map_err(|error| {
+        Failure::new(Code::Failed, format!("cannot write {}: {error}", output.display()))
     })?;
     context.print(
-        json!({"checkpoint": id, "file": args.output}),
-        &format!("{} tells of {id}; open it in a browser", args.output.display()),
+        json!({"checkpoint": id, "file": output}),
+        &format!("{} tells of {id}; open it in a browser", output.display()),
     );
     Ok(())
 }

@@ -104,6 +104,12 @@ pub fn ram_files(regions: &[PlannedRegion]) -> Vec<RamFile> {
 fn split_command(command: Vec<std::ffi::OsString>) -> Result<(PathBuf, Vec<String>), Failure> {
     let mut words = command.into_iter();
     let name = words.next().unwrap_or_default();
+    if name.as_encoded_bytes().starts_with(b"-") {
+        let what = format!("'{}' is no program", name.to_string_lossy());
+        return Err(Failure::new(Code::Usage, what).advice(
+            "name QEMU before its options: dewar run NAME -- qemu-system-x86_64 -m 2G ...",
+        ));
+    }
     let arguments = words
         .map(|word| {
             word.into_string().map_err(|word| {
