@@ -21,9 +21,11 @@ use dewar_kernel::KernelError;
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Where it is noted who was promised CPU time of this host.
+const HOST_LEDGER: &str = "/run/dewar/qos";
 /// What was told of a guest with which something could not be finished.
 const TROUBLE: &str = "trouble.json";
 /// How long the pages of a guest may stay away before nobody waits for them.
@@ -79,9 +81,17 @@ impl Context {
         }
     }
 
-    /// Who has been promised CPU time.
+    /// Who has been promised CPU time: of all roots of the host, where we may write there.
     pub fn qos_ledger(&self) -> Ledger {
-        Ledger::new(self.registry.root().join("qos"))
+        match rustix::process::geteuid().is_root() {
+            true => Ledger::new(HOST_LEDGER).within(self.registry.tag()),
+            false => Ledger::new(self.qos_folder()),
+        }
+    }
+
+    /// Where controllers of this root have their sockets and logs.
+    pub fn qos_folder(&self) -> PathBuf {
+        self.registry.root().join("qos")
     }
 
     /// Opens a store that must exist.

@@ -531,3 +531,69 @@ fn a_guest_without_a_port_is_refused() {
     lab.dewar(&["qos", "h", "--target", "30/s"]).failed(3, &["no guest"]);
     lab.dewar(&["qos", "g", "--target", "fast"]).failed(2, &["a rate is such as 30/s"]);
 }
+
+/// CPUs are the host's: what was promised under another root is promised, and a process has
+/// one controller.
+#[test]
+fn another_root_gives_nothing_twice() {
+    let (_alone, lab) = alone();
+    let other = common::lab();
+    let (one, two, three) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
+    let before = scheduling(main_thread(one.pid()));
+    qos(&lab, "p", one.pid(), &[]).done();
+    qos(&other, "p", one.pid(), &[]).failed(1, &["another 'dewar qos'"]);
+    // Guests of one name under two roots are two.
+    qos(&other, "p", two.pid(), &[]).done();
+    let limit = lab.dewar(&["qos", "--status"]).json()["limit_cpus"].as_f64().expect("limit");
+    let fits = (limit - 1.6) / 0.8 >= 1.0;
+    if !fits {
+        qos(&lab, "q", three.pid(), &[]).failed(1, &["cannot be promised"]);
+    }
+    lab.dewar(&["qos", "p", "--release"]).done();
+    lab.dewar(&["qos", "p", "--release"]).failed(3, &["no reservation"]);
+    other.dewar(&["qos", "p", "--release"]).done();
+    assert_eq!(scheduling(main_thread(one.pid())), before);
+}
+
+/// Nothing but the keeper knows how the threads were: they are given back all the same.
+#[test]
+fn a_lost_entry_leaves_no_thread_in_the_class() {
+    let (_alone, lab) = alone();
+    for garbage in [None, Some("garbage")] {
+        let sleeper = Sleeper::new();
+        let task = main_thread(sleeper.pid());
+        let before = scheduling(task);
+        qos(&lab, "p", sleeper.pid(), &[]).done();
+        wait_until("it is promised", SOON, || runtime(task).is_some());
+        let controller = controller(&lab, "p");
+        let tag = dewar_guest_qemu::registry::Registry::new(&lab.root()).tag();
+        let entry = std::path::PathBuf::from(format!("/run/dewar/qos/{tag}@p.json"));
+        // It writes it again each second.
+        kill(controller, Signal::STOP);
+        match garbage {
+            None => std::fs::remove_file(&entry).expect("remove"),
+            Some(text) => std::fs::write(&entry, text).expect("write"),
+        }
+        kill(controller, Signal::KILL);
+        wait_until("it is given back", SOON, || scheduling(task) == before);
+        wait_until("its entry is gone", SOON, || !entry.exists());
+    }
+}
+
+#[test]
+fn a_thread_with_a_reservation_from_elsewhere_is_told_of_and_left_alone() {
+    let (_alone, lab) = alone();
+    let sleeper = Sleeper::new();
+    let (pid, task) = (sleeper.pid().to_string(), main_thread(sleeper.pid()));
+    let (runtime, period) = (Duration::from_millis(1), Duration::from_millis(100));
+    task.reserve(dewar_kernel::Reservation { runtime, period, reclaim: false }).expect("reserve");
+    qos(&lab, "p", sleeper.pid(), &[]).failed(1, &["SCHED_DEADLINE already", "--release --pid"]);
+    let told = lab.dewar(&["qos", "--status"]).done().json();
+    let unheld = told["unheld"].as_array().expect("a list");
+    assert!(unheld.iter().any(|it| it["pid"] == sleeper.pid()), "{told}");
+    assert!(lab.dewar(&["doctor"]).stdout.contains("--release --pid"));
+    lab.dewar(&["qos", "--release", "--pid", &pid]).done();
+    assert_eq!(scheduling(task).reservation, None);
+    lab.dewar(&["qos", "--release", "--pid", &pid]).failed(3, &["nobody holds"]);
+    lab.dewar(&["qos", "init", "--pid", "1", "--target", "1/s"]).failed(2, &["process 1"]);
+}

@@ -87,6 +87,11 @@ impl Registry {
         &self.root
     }
 
+    /// A short text that tells this root from others on the host.
+    pub fn tag(&self) -> String {
+        format!("{:08x}", fnv1a(self.root.as_os_str().as_bytes()))
+    }
+
     /// The default store's folder.
     pub fn default_store(&self) -> PathBuf {
         self.root.join("store")
@@ -129,8 +134,7 @@ impl Registry {
             return Err(RegistryError::BadName(name.to_owned()));
         }
         // '@' is in no name, so no guest's prefix begins another's.
-        let ram_prefix =
-            format!("{RAM_PREFIX}{:08x}@{name}@", fnv1a(self.root.as_os_str().as_bytes()));
+        let ram_prefix = format!("{RAM_PREFIX}{}@{name}@", self.tag());
         let path = self.root.join("guests").join(name);
         Ok(GuestFolder { name: name.to_owned(), path, ram_prefix })
     }

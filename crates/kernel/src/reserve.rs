@@ -230,6 +230,22 @@ impl Task {
     }
 }
 
+/// All threads of programs that are under a reservation now, whoever gave it to them. Those of
+/// the kernel itself (`schedutil`'s) are not told.
+pub fn reserved_tasks() -> Vec<Task> {
+    /// `PF_KTHREAD` in include/linux/sched.h; field 9 of proc_pid_stat(5).
+    const OF_THE_KERNEL: u64 = 0x0020_0000;
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
+    let is_program = |process: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6));
+        flags.and_then(|it| it.parse::<u64>().ok()).is_some_and(|it| it & OF_THE_KERNEL == 0)
+    };
+    let is_reserved = |task: &Task| task.scheduling().is_ok_and(|how| how.reservation.is_some());
+    numbers.filter(is_program).flat_map(threads_of).filter(is_reserved).collect()
+}
+
 /// The threads of a process; none where it has ended.
 pub fn threads_of(process: i32) -> Vec<Task> {
     let entries = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();

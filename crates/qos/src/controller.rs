@@ -154,6 +154,7 @@ impl Controller {
         })?;
         let mut entry = Entry {
             name: subject.name.clone(),
+            scope: ledger.scope().to_owned(),
             process: subject.process,
             controller: own,
             promise: target.promise,

@@ -1,4 +1,4 @@
-use dewar_kernel::KernelError;
+use dewar_kernel::{KernelError, Task};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,12 @@ pub enum QosError {
     /// Somebody gives it CPU time already.
     #[error("'{0}' has its CPU time from another 'dewar qos'")]
     Held(String),
+    /// A thread has a reservation that no guest of ours was given.
+    #[error(
+        "thread {} of process {} is under SCHED_DEADLINE already, and not by a 'dewar qos'",
+        .0.thread, .0.process
+    )]
+    Reserved(Task),
     /// It is not known what is promised.
     #[error("{} cannot be read: it is not known who has been promised what", .0.display())]
     Unreadable(PathBuf),

@@ -11,11 +11,16 @@
 //! whose controller is dead gives its threads back. While one cannot be read nobody
 //! is admitted: what it promises is not known. One from before the machine was
 //! restarted means nothing.
+//!
+//! **One ledger for a host.** CPUs are the host's, whatever roots its guests are under: all
+//! share one folder, and an entry's *scope* tells guests of one name apart. A thread that is
+//! in the class already is nobody's to promise again: who admitted it would take somebody
+//! else's promise for how it was before, and leave it there.
 
 use crate::weight::Group;
 use crate::{QosError, give_back};
 use dewar_guest_qemu::registry::ProcessId;
-use dewar_kernel::{KernelError, Reservation, Scheduling, Task, deadline_limit};
+use dewar_kernel::{KernelError, Reservation, Scheduling, Task, deadline_limit, reserved_tasks};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -92,6 +97,9 @@ pub const BY_WEIGHT: &str = "weight";
 pub struct Entry {
     /// Its name.
     pub name: String,
+    /// Tells the root that it is under from others.
+    #[serde(default)]
+    pub scope: String,
     /// Its process.
     pub process: Owner,
     /// The process that gives it CPU time.
@@ -119,6 +127,7 @@ pub struct Entry {
 #[derive(Debug, Clone)]
 pub struct Ledger {
     folder: PathBuf,
+    scope: String,
 }
 
 /// The right to change who is promised what.
@@ -199,7 +208,17 @@ impl Entry {
 impl Ledger {
     /// The one in a folder, which need not exist.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+        Self { folder: folder.into(), scope: String::new() }
+    }
+
+    /// The same for the guests of one root among several.
+    pub fn within(self, scope: String) -> Self {
+        Self { scope, ..self }
+    }
+
+    /// What its guests' entries have for a scope.
+    pub fn scope(&self) -> &str {
+        &self.scope
     }
 
     /// Its folder.
@@ -246,16 +265,19 @@ impl Ledger {
         let _lock = self.lock()?;
         self.settle_locked();
         // The place that it kept ([`crate::Controller::keep_place`]).
-        let is_own =
-            |other: &Entry| other.name == entry.name && other.controller == entry.controller;
+        let is_named = |other: &Entry| other.name == entry.name && other.scope == entry.scope;
+        let is_own = |other: &Entry| is_named(other) && other.controller == entry.controller;
         let (own, others): (Vec<_>, Vec<_>) = self.entries().into_iter().partition(is_own);
         if let Some(path) = self.unreadable().into_iter().next().filter(|_| own.is_empty()) {
             return Err(QosError::Unreadable(path));
         }
-        if others.iter().any(|other| other.name == entry.name || other.has_any(tasks)) {
+        if others.iter().any(|other| is_named(other) || other.has_any(tasks)) {
             return Err(QosError::Held(entry.name.clone()));
         }
         entry.saved = tasks.iter().filter_map(|task| SavedTask::of(*task)).collect();
+        if let Some(saved) = entry.saved.iter().find(|saved| saved.reservation.is_some()) {
+            return Err(QosError::Reserved(saved.task()));
+        }
         if entry.by == BY_WEIGHT {
             return self.write(entry);
         }
@@ -275,7 +297,7 @@ impl Ledger {
     /// # Errors
     /// Where that cannot be done.
     pub fn write(&self, entry: &Entry) -> Result<(), QosError> {
-        let path = self.path(&entry.name);
+        let path = self.path_of(entry);
         let part = path.with_extension("part");
         let bytes = serde_json::to_vec(entry)
             .map_err(|error| QosError::file(&path)(std::io::Error::other(error)))?;
@@ -292,7 +314,7 @@ impl Ledger {
         if let Some(group) = &entry.group {
             group.dissolve();
         }
-        let _ = fs::remove_file(self.path(&entry.name));
+        let _ = fs::remove_file(self.path_of(entry));
     }
 
     /// Releases the guests whose controllers are dead. Returns their names.
@@ -317,8 +339,40 @@ impl Ledger {
         stale.into_iter().map(|entry| entry.name).collect()
     }
 
+    /// Threads under a reservation that no entry tells of: of a controller that was killed
+    /// and whose entry is lost, or of somebody who has it from elsewhere.
+    pub fn unheld(&self) -> Vec<Task> {
+        let held: Vec<Task> =
+            self.entries().iter().flat_map(|entry| &entry.saved).map(SavedTask::task).collect();
+        let all = reserved_tasks().into_iter();
+        all.filter(|task| !held.iter().any(|it| it.thread == task.thread)).collect()
+    }
+
+    /// Gives back what a controller that is dead held, whether its entry is still there or
+    /// not. Not what another controller holds by now.
+    pub fn give_back_of(&self, entry: &Entry) {
+        let Ok(_lock) = self.lock() else { return };
+        let tasks: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
+        let others = self.entries();
+        let is_anothers = |other: &Entry| other.controller != entry.controller;
+        if others.iter().any(|other| is_anothers(other) && other.has_any(&tasks)) {
+            return;
+        }
+        self.release(entry);
+    }
+
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.json"))
+        self.file(&self.scope, name)
+    }
+
+    fn path_of(&self, entry: &Entry) -> PathBuf {
+        self.file(&entry.scope, &entry.name)
+    }
+
+    fn file(&self, scope: &str, name: &str) -> PathBuf {
+        // '@' is in no name.
+        let at = if scope.is_empty() { "" } else { "@" };
+        self.folder.join(format!("{scope}{at}{name}.json"))
     }
 
     fn lock(&self) -> Result<Lock, QosError> {

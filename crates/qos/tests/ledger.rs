@@ -32,6 +32,7 @@ fn entry(name: &str, guest: &Sleeper) -> Entry {
     let owner = |pid: i32| Owner::of(pid).expect("it is there");
     Entry {
         name: name.to_owned(),
+        scope: String::new(),
         process: owner(guest.task().process),
         controller: owner(std::process::id() as i32),
         promise: Promise { rate: 30.0, miss: 0.001, min: 0.05, max: 0.5, threads: 1 },

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 )]
 pub struct QosArgs {
     /// The guest; with --pid any name.
-    #[arg(required_unless_present = "status")]
+    #[arg(required_unless_present_any = ["status", "pid"])]
     pub name: Option<String>,
     /// Jobs a second, from 0.25/s to 500/s.
     #[arg(long, value_name = "N/s", value_parser = parse_rate)]
@@ -58,8 +58,9 @@ pub struct QosArgs {
     /// With --status: tell again every second, until Ctrl-C.
     #[arg(long)]
     pub watch: bool,
-    /// End it.
-    #[arg(long, conflicts_with_all = ["target", "pid", "detach"])]
+    /// End it. With --pid and no name: take reservations from a process's threads that no
+    /// controller holds any more.
+    #[arg(long, conflicts_with_all = ["target", "detach"])]
     pub release: bool,
 }
 

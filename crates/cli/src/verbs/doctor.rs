@@ -3,6 +3,7 @@ use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
 use crate::ram_dir;
 use crate::verbs::ps::why_ended;
+use crate::verbs::qos::stray_line;
 use dewar_guest_qemu::launch::without_ours;
 use dewar_kernel::{
     Reservation, Task, deadline_limit, is_tracking_supported, open_userfaultfd_device,
@@ -21,6 +22,15 @@ struct Finding {
 
 pub fn run(context: &Context) -> Result<(), Failure> {
     let mut findings = look(context);
+    let unheld = context.qos_ledger().unheld();
+    if !unheld.is_empty() {
+        findings.push(Finding {
+            name: "reservations",
+            needed_for: "whoever else needs the CPU",
+            result: Err(unheld.iter().map(stray_line).collect::<Vec<_>>().join("; ")),
+            required: false,
+        });
+    }
     if let Some(result) = ended(context) {
         findings.push(Finding {
             name: "ended guests",

@@ -21,14 +21,16 @@ use dewar_qos::{
 use keeper::Keeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
+use std::fs::DirBuilder;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use view::View;
 
 pub use keeper::keep;
+pub use status::stray_line;
 
 /// The real-time priority of the controller: it must run when a job ends, before a
 /// thread that it rescues.
@@ -43,10 +45,10 @@ pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
     match (&args.name, args.target) {
         _ if args.status => status::run(context, &ledger, &args),
         (Some(name), _) if args.release => release(context, &ledger, name),
+        (None, _) if args.release => release_unheld(context, &ledger, args.pid.unwrap_or(0)),
         (Some(name), Some(rate)) if args.detach => keeper::detached(context, name, rate, &ledger),
         (Some(name), Some(rate)) => serve(context, &ledger, name, rate, &args),
-        // The command line sees to it.
-        _ => Err(Failure::new(Code::Failed, "a name and a target are needed")),
+        _ => Err(Failure::new(Code::Usage, "a name and a --target are needed")),
     }
 }
 
@@ -82,14 +84,19 @@ fn serve(
     let view = View::start();
     let mut seen = None;
     let mut waits = true;
-    let log = ledger.folder().join(format!("{name}.log"));
+    let folder = context.qos_folder();
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| QosError::File(folder.clone(), error))?;
+    let log = folder.join(format!("{name}.log"));
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
+        keeper.hold(controller.entry());
         if std::mem::take(&mut waits) {
             keeper::say_ready(&log);
         }
         let ended = controller.run(stop.as_fd(), |entry| {
             view.show(line(entry));
+            keeper.hold(entry);
             keeper.beat();
         })?;
         let entry = controller.entry().clone();
@@ -148,7 +155,7 @@ fn begin(
     };
     let target = Target { promise, law, means, overcommit: args.overcommit };
     let start = |target: Target| {
-        let port = port(context, ledger, subject, args);
+        let port = port(context, subject, args);
         Controller::start(ledger.clone(), subject.clone(), target, port)
     };
     let result = match start(target.clone()) {
@@ -162,14 +169,14 @@ fn begin(
     Ok(result?)
 }
 
-fn port(context: &Context, ledger: &Ledger, subject: &Subject, args: &QosArgs) -> Port {
+fn port(context: &Context, subject: &Subject, args: &QosArgs) -> Port {
     let own = |default: PathBuf| args.port.clone().unwrap_or(default);
     if args.pid.is_none() {
         let folder = context.registry.guest(&subject.name);
         let file = folder.map(|folder| folder.file(PORT_FILE)).unwrap_or_default();
         return Port::Connect(own(file));
     }
-    let path = own(ledger.folder().join(format!("{}.sock", subject.name)));
+    let path = own(context.qos_folder().join(format!("{}.sock", subject.name)));
     let user = std::fs::metadata(format!("/proc/{}", subject.process.pid)).map_or(0, |it| it.uid());
     Port::Listen { path, user }
 }
@@ -177,6 +184,10 @@ fn port(context: &Context, ledger: &Ledger, subject: &Subject, args: &QosArgs) -
 /// The guest by that name, or the process.
 fn find(context: &Context, name: &str, args: &QosArgs) -> Result<Subject, Failure> {
     if let Some(pid) = args.pid {
+        if pid == 1 {
+            return Err(Failure::new(Code::Usage, "process 1 is the whole system's")
+                .state("nothing was changed"));
+        }
         // A name is a file's: the rule for guests' names holds.
         context.registry.guest(name)?;
         let process = ProcessId::of(pid)
@@ -275,6 +286,30 @@ fn release(context: &Context, ledger: &Ledger, name: &str) -> Result<(), Failure
     Ok(())
 }
 
+/// Makes threads ordinary ones that are under a reservation which no controller holds.
+fn release_unheld(context: &Context, ledger: &Ledger, pid: i32) -> Result<(), Failure> {
+    let mut tasks = ledger.unheld();
+    tasks.retain(|task| task.process == pid);
+    if tasks.is_empty() {
+        let holder = ledger.entries().into_iter().find(|entry| entry.process.pid == pid);
+        let what = format!("process {pid} has no thread under a reservation that nobody holds");
+        let failure = Failure::new(Code::NotFound, what);
+        return Err(match holder {
+            Some(entry) => failure.advice(format!("'dewar qos {} --release' ends it", entry.name)),
+            None => failure.advice("'dewar qos --status' lists them"),
+        });
+    }
+    for task in &tasks {
+        task.schedule(Scheduling::ordinary(0)).map_err(QosError::from)?;
+    }
+    let threads: Vec<i32> = tasks.iter().map(|task| task.thread).collect();
+    context.print(
+        json!({"pid": pid, "released": true, "threads": threads}),
+        &format!("{} threads of process {pid} are ordinary ones now", threads.len()),
+    );
+    Ok(())
+}
+
 fn sum(entry: &Entry) -> String {
     let seen = &entry.seen;
     let missed = seen.missed as f64 / seen.jobs.max(1) as f64;
@@ -314,6 +349,12 @@ impl From<QosError> for Failure {
             QosError::Held(_) => Self::new(Code::Failed, text)
                 .state("it goes on")
                 .advice("'dewar qos NAME --release' ends it"),
+            QosError::Reserved(task) => {
+                Self::new(Code::Failed, text).state(unchanged).advice(format!(
+                    "if nobody else gave it that, 'dewar qos --release --pid {}' takes it away",
+                    task.process
+                ))
+            }
             QosError::Unreadable(_) => Self::new(Code::Failed, text)
                 .state(unchanged)
                 .advice("remove it when the guest that has its name has ended"),

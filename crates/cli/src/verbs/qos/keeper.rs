@@ -8,7 +8,7 @@ use crate::failure::{Code, Failure};
 use crate::output::tell;
 use dewar_guest_qemu::registry::ProcessId;
 use dewar_kernel::detach;
-use dewar_qos::{Ledger, end_rescues};
+use dewar_qos::{Entry, Ledger, end_rescues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -22,6 +22,8 @@ use std::time::Duration;
 
 const ALL_WELL: u8 = b'w';
 const ALIVE: u8 = b'a';
+/// What comes next is how the threads were: a length, and the entry as JSON.
+const ENTRY: u8 = b'e';
 /// A controller that has said nothing for so long does nothing.
 const SILENT_FOR: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 const READY: &str = "ready";
@@ -34,6 +36,8 @@ const APART: Duration = Duration::from_millis(10);
 /// A process that waits for our end.
 pub struct Keeper {
     process: Child,
+    /// How many threads it was told of, for which process.
+    told: Option<(usize, ProcessId)>,
 }
 
 impl Keeper {
@@ -53,7 +57,23 @@ impl Keeper {
         let process = start().map_err(|error: std::io::Error| {
             Failure::new(Code::Failed, format!("the keeper process did not start: {error}"))
         })?;
-        Ok(Self { process })
+        Ok(Self { process, told: None })
+    }
+
+    /// Tells it how the threads were that we hold, where it does not know: should we be
+    /// killed, it needs nobody else to give them back.
+    pub fn hold(&mut self, entry: &Entry) {
+        let now = (entry.saved.len(), entry.process);
+        if self.told == Some(now) {
+            return;
+        }
+        let Ok(text) = serde_json::to_vec(entry) else { return };
+        let length = (text.len() as u32).to_le_bytes();
+        let word = [&[ENTRY][..], &length, &text].concat();
+        let said = self.process.stdin.as_mut().map(|stdin| stdin.write_all(&word));
+        if matches!(said, Some(Ok(()))) {
+            self.told = Some(now);
+        }
     }
 
     /// Says that we are at work; to be said each second.
@@ -73,29 +93,46 @@ impl Keeper {
 pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
     super::go_ahead();
     let ledger = context.qos_ledger();
+    let mut held: Option<Entry> = None;
     loop {
         let mut word = [0];
         if !is_heard(SILENT_FOR) {
             // Stopped, it would hold what it rescued without end.
-            ledger.entry(&args.name).iter().for_each(end_rescues);
+            let entry = ledger.entry(&args.name).or_else(|| held.clone());
+            entry.iter().for_each(end_rescues);
             continue;
         }
         let said = std::io::stdin().read(&mut word).is_ok_and(|count| count == 1);
         match word[0] {
             ALL_WELL if said => return Ok(()),
             ALIVE if said => {}
+            ENTRY if said => held = read_entry().or(held),
             _ => break,
         }
     }
     // Its files are closed a moment before it is gone.
+    let is_alive = || held.as_ref().is_some_and(|entry| entry.controller.is_alive());
     for _ in 0..TRIES {
         ledger.settle();
-        if ledger.entry(&args.name).is_none() {
+        if ledger.entry(&args.name).is_none() && !is_alive() {
             break;
         }
         std::thread::sleep(APART);
     }
+    // Its entry may be lost or unreadable: what we were told is as good.
+    if let Some(entry) = held.filter(|entry| !entry.controller.is_alive()) {
+        ledger.give_back_of(&entry);
+    }
     Ok(())
+}
+
+fn read_entry() -> Option<Entry> {
+    let mut stdin = std::io::stdin();
+    let mut length = [0; 4];
+    stdin.read_exact(&mut length).ok()?;
+    let mut text = vec![0; u32::from_le_bytes(length) as usize];
+    stdin.read_exact(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 /// Waits until the controller says something, or ends.

@@ -4,6 +4,7 @@ use crate::args::QosArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
+use dewar_kernel::Task;
 use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError, limit_of};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -26,27 +27,48 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
         for path in &unreadable {
             eprintln!("dewar: {}", QosError::Unreadable(path.clone()));
         }
+        let unheld = ledger.unheld();
+        let stray = |task: &Task| {
+            let how = task.scheduling().ok()?.reservation?;
+            Some(json!({
+                "pid": task.process, "thread": task.thread,
+                "runtime_us": how.runtime.as_micros() as u64,
+                "period_us": how.period.as_micros() as u64,
+            }))
+        };
         let headroom = (limit - promised).max(0.0);
         let told = json!({
             "reservations": entries.iter().map(told).collect::<Vec<_>>(),
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
-            "unreadable": unreadable,
+            "unreadable": unreadable, "unheld": unheld.iter().filter_map(stray).collect::<Vec<_>>(),
         });
         // Home, and clear what is below.
         let clear = if args.watch { "\x1b[H\x1b[J" } else { "" };
-        let text = format!(
+        let mut text = format!(
             "{clear}{}\n{} of a CPU can be promised, {} are, {} are left",
             rows(&entries),
             percent(limit),
             percent(promised),
             percent(headroom)
         );
+        for task in &unheld {
+            text.push_str(&format!("\n{}", stray_line(task)));
+        }
         if !context.print(told, &text) || !args.watch {
             return Ok(());
         }
         std::thread::sleep(Duration::from_secs(1));
         ledger.settle();
     }
+}
+
+/// What is said of a thread under a reservation that nobody holds.
+pub fn stray_line(task: &Task) -> String {
+    format!(
+        "thread {} of process {} is under SCHED_DEADLINE and no 'dewar qos' holds it; if nobody else \
+         does: 'dewar qos --release --pid {}'",
+        task.thread, task.process, task.process
+    )
 }
 
 /// An entry, for programs.
