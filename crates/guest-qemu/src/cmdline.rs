@@ -23,4 +23,5 @@ pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
 pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore, without_ram_paths};
+pub(crate) use restore::{file_of, replace_disk};
 pub(crate) use truncated::keep_truncated;

@@ -1,6 +1,8 @@
 //! What a running QEMU is made of, by QMP and `/proc`, and whether Dewar can
 //! handle it. Nothing is changed.
 
+use crate::cmdline::file_of;
+use crate::qemu_user::closed_disk;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, RamFile};
 use dewar_guest::{DiskInfo, GuestError};
@@ -22,8 +24,11 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 pub struct Disk {
     /// What the guest crate tells of it.
     pub info: DiskInfo,
-    /// The block node that the device is attached to.
+    /// The block node of its format: the device is attached to it, or to filters (throttle,
+    /// copy-on-read) above it.
     pub node: String,
+    /// The block node that the device is attached to.
+    pub top: String,
     /// Its image format.
     pub format: String,
     /// Its file, as QEMU names it.
@@ -86,7 +91,15 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
         reasons.push(format!("QEMU cannot save its state: {}", reason.as_str().unwrap_or("?")));
     }
     reasons.extend(foreign_writers(record, &peripherals));
-    let disks = writable_disks(&blocks, &mut reasons);
+    let nodes = match has_filters(&blocks) {
+        true => ask("query-named-block-nodes", json!({"flat": true}))?,
+        false => Value::Null,
+    };
+    let disks = writable_disks(&blocks, &nodes, &mut reasons);
+    if crate::handover::is_same_namespace(record.process.pid, "mnt") {
+        let files: Vec<_> = disks.iter().map(|disk| record.folder.join(&disk.file)).collect();
+        reasons.extend(closed_disk(record.process.pid, &files));
+    }
     let ram = map_ram(&mut ask, &backends, record, &mut reasons)?;
     if !reasons.is_empty() {
         return Err(GuestError::Unsupported { guest: name.clone(), reasons });
@@ -123,7 +136,30 @@ fn foreign_writers(record: &GuestRecord, peripherals: &[Value; 2]) -> Vec<String
     reasons
 }
 
-fn writable_disks(blocks: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
+/// Filters that leave a disk's content as it is.
+const FILTERS: [&str; 2] = ["throttle", "copy-on-read"];
+
+fn has_filters(blocks: &Value) -> bool {
+    let mut drivers = blocks.as_array().into_iter().flatten().map(|it| &it["inserted"]["drv"]);
+    drivers.any(|it| it.as_str().is_some_and(|it| FILTERS.contains(&it)))
+}
+
+/// The node of the format below the filters of a disk: the one that has its file, and is not
+/// that file's own.
+fn below_filters<'n>(inserted: &Value, nodes: &'n Value) -> Option<&'n Value> {
+    let file = file_of(inserted["file"].as_str()?)?;
+    let mut found = nodes.as_array()?.iter().filter(|node| {
+        let driver = node["drv"].as_str().unwrap_or_default();
+        HANDLED.contains(&driver) && node["file"].as_str().and_then(file_of).as_ref() == Some(&file)
+    });
+    let first = found.next();
+    first.filter(|_| found.next().is_none())
+}
+
+/// Formats of disks.
+const HANDLED: [&str; 2] = ["qcow2", "raw"];
+
+fn writable_disks(blocks: &Value, nodes: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
     let mut disks = Vec::new();
     for block in blocks.as_array().into_iter().flatten() {
         let inserted = &block["inserted"];
@@ -132,10 +168,16 @@ fn writable_disks(blocks: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
         }
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let device = text(&block["device"]);
+        let top = text(&inserted["node-name"]);
+        let is_filter = inserted["drv"].as_str().is_some_and(|it| FILTERS.contains(&it));
+        let inserted = match is_filter {
+            true => below_filters(inserted, nodes).unwrap_or(inserted),
+            false => inserted,
+        };
         let node = text(&inserted["node-name"]);
         let format = text(&inserted["drv"]);
-        let name = if device.is_empty() { node.clone() } else { device };
-        if format != "qcow2" && format != "raw" {
+        let name = if device.is_empty() { top.clone() } else { device };
+        if !HANDLED.contains(&format.as_str()) {
             reasons
                 .push(format!("disk '{name}' is of format '{format}'; qcow2 and raw are handled"));
         }
@@ -145,6 +187,7 @@ fn writable_disks(blocks: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
                 virtual_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
             },
             node,
+            top,
             format,
             file: text(&inserted["file"]),
             direct: inserted["cache"]["direct"].as_bool() == Some(true),

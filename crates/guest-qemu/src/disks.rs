@@ -196,8 +196,9 @@ pub(crate) fn settle(
                     // It is written from now on.
                     journal.save(folder)?;
                 }
+                let root = journal.disks[index].top.as_ref().unwrap_or(&overlay);
                 let arguments = json!({
-                    "job-id": job, "device": overlay, "top-node": overlay,
+                    "job-id": job, "device": root, "top-node": overlay,
                     "base-node": journal.disks[index].node,
                     "auto-finalize": false, "auto-dismiss": false,
                 });

@@ -64,7 +64,7 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     let name = record.name.clone();
     let unfit = |why: String| HandoverError::Unsupported(name.clone(), why);
     crate::handover::refuse_what_is_under_way(guest)?;
-    record.arguments = current_line(&mut guest.qmp, &record.arguments)
+    record.arguments = current_line(&mut guest.qmp, &record.arguments, &record.folder)
         .map_err(|error| unfit(error.to_string()))?;
     let stale = stale_disk(&mut guest.qmp, &record, &record.arguments)?;
     if let Some(why) = stale.or_else(|| missing_file(&record, &record.arguments)) {

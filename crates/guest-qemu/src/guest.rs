@@ -7,7 +7,7 @@ mod userfault;
 pub use userfault::{close_userfaultfd_device, uffd_origin};
 
 use crate::bitmaps;
-use crate::cmdline::{disk_places, plan_restore};
+use crate::cmdline::{disk_places, file_of, plan_restore};
 use crate::discover::{Discovered, discover};
 use crate::disks;
 use crate::handover::current_line;
@@ -111,7 +111,7 @@ impl QemuGuest {
     /// plugged in could be started again.
     pub fn machine(&mut self) -> Result<Value, GuestError> {
         // A device that was plugged in or out since is in the state that is saved.
-        let line = current_line(&mut self.qmp, &self.record.arguments)
+        let line = current_line(&mut self.qmp, &self.record.arguments, &self.record.folder)
             .map_err(|error| self.unsupported(error.to_string()))?;
         self.refuse_what_would_not_be_there(&line)?;
         // Found out now, and not when it is to be brought back.
@@ -127,8 +127,9 @@ impl QemuGuest {
         };
         let mut disks = Vec::new();
         for disk in &self.found.disks {
-            let own = real(&disk.file);
-            let place = places.iter().position(|place| real(&place.path) == own);
+            let own = file_of(&disk.file).map(|file| real(&file));
+            let is_own = |path: &str| file_of(path).map(|file| real(&file)) == own;
+            let place = places.iter().position(|place| own.is_some() && is_own(&place.path));
             let Some(place) = place else {
                 let reason = format!(
                     "disk '{}' ({}) is not on QEMU's command line, so it could not be restored",
@@ -223,6 +224,7 @@ impl QemuGuest {
                     .enumerate()
                     .map(|(index, disk)| JournaledDisk {
                         node: disk.node.clone(),
+                        top: (disk.top != disk.node).then(|| disk.top.clone()),
                         overlay: disks::overlay_path(disk, index, &cwd, folder),
                         current: Current::Overlay,
                         kept: None,

@@ -56,7 +56,7 @@ pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
 pub use plan::Plan;
 pub(crate) use plan::{
-    ASLEEP, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
+    ASLEEP, is_same_namespace, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
     refuse_other_network, refuse_what_changed, refuse_what_is_under_way,
 };
 

@@ -36,6 +36,11 @@ pub struct Journal {
 pub struct JournaledDisk {
     /// The block node of the guest's own disk.
     pub node: String,
+    /// The node at the top, where there are filters between that and the disk: QEMU commits
+    /// only what it is asked for by the name of such a one (`qmp_get_root_bs` in its
+    /// block/qapi.c).
+    #[serde(default)]
+    pub top: Option<String>,
     /// The overlay's file.
     pub overlay: PathBuf,
     /// Which file is current if QEMU is gone.

@@ -20,6 +20,7 @@ pub mod handover;
 mod journal;
 pub mod launch;
 mod qemu_img;
+mod qemu_user;
 mod qmp;
 mod ram_room;
 mod recover;
@@ -33,6 +34,7 @@ pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files, maps
 pub use disks::DiskError;
 pub use guest::{QemuGuest, close_userfaultfd_device, uffd_origin as userfaultfd_origin};
 pub use journal::{Current, Journal, JournaledDisk};
+pub use qemu_user::QemuUser;
 pub use qmp::{Qmp, QmpError};
 pub use ram_room::RamRoom;
 pub use recover::{END_WITHIN, RecoverError, put_back, recover};

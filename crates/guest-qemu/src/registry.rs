@@ -173,6 +173,11 @@ impl GuestFolder {
         &self.name
     }
 
+    /// The root that the folder is under.
+    pub fn root(&self) -> &Path {
+        self.path.parent().and_then(Path::parent).unwrap_or(&self.path)
+    }
+
     /// A file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)

@@ -2,6 +2,7 @@
 
 use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_restore};
 use crate::disks::{DiskError, create_overlay};
+use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestFolder;
 use crate::run_state::RunState;
@@ -136,6 +137,7 @@ pub fn plan_revival(
     let (line, kind) = (&machine.arguments, &machine.machine);
     let plan = plan_restore(line, &socket, ram_path, &overlays, kind, &machine.folder)?;
     let planned = order_regions(&plan.run.regions, regions)?;
+    let user = QemuUser::of(&machine.arguments)?;
     let mut made = Vec::new();
     for disk in &machine.disks {
         let path = overlays[&disk.place].clone();
@@ -143,7 +145,11 @@ pub fn plan_revival(
             .iter()
             .find(|saved| saved.name == disk.name)
             .ok_or_else(|| ReviveError::NoCopy(disk.name.clone()))
-            .and_then(|saved| Ok(overlay_on(saved, &path)?));
+            .and_then(|saved| Ok(overlay_on(saved, &path)?))
+            .and_then(|()| match &user {
+                Some(user) => Ok(user.give(&path, folder.root())?),
+                None => Ok(()),
+            });
         if let Err(error) = result {
             crate::launch::remove_files(&made);
             return Err(error);

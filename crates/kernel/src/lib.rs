@@ -17,6 +17,7 @@ mod session;
 mod signals;
 mod tap;
 mod uffd;
+mod user;
 mod wake;
 
 pub use detach::{detach, die_with_us, in_network, inherit};
@@ -35,4 +36,5 @@ pub use session::{OwnSession, are_sessions_groups};
 pub use signals::{end_signals, heed_children, run_on};
 pub use tap::{set_tap_header_bytes, tap_header_bytes};
 pub use uffd::{Fault, RegisterMode, Userfaultfd, is_tracking_supported, open_userfaultfd_device};
+pub use user::User;
 pub use wake::WakeTimer;

@@ -1,14 +1,19 @@
 use crate::args::RunArgs;
 use crate::context::{Context, make_way};
 use crate::failure::{Code, Failure};
+use crate::output::printable;
 use crate::ram_dir::ram_dir;
 use crate::verbs::doctor::require_tracking;
-use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, disk_places, plan_run, with_heartbeats};
+use dewar_guest::GuestError;
+use dewar_guest_qemu::cmdline::{
+    PORT_FILE, PlannedRegion, Unsupported, disk_places, plan_run, with_heartbeats,
+};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, RamFile};
-use dewar_guest_qemu::{Qmp, discover};
+use dewar_guest_qemu::{QemuGuest, QemuUser, Qmp, discover};
 use dewar_units::ByteSize;
 use serde_json::json;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
@@ -27,12 +32,17 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let ram_dir = ram_dir(args.ram_dir);
     let qmp_path = folder.file("qmp.sock");
     let ram_path = |id: &str| folder.ram_file(&ram_dir, id);
-    let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(|why| {
+    let unfit = |why: Unsupported| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
-    })?;
+    };
+    let plan = plan_run(&arguments, &qmp_path, ram_path).map_err(unfit)?;
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     refuse_stale_disks(&arguments, &here)?;
+    // What is made for it later, in its folder, must be open to the user that it becomes.
+    if let Some(user) = QemuUser::of(&arguments).map_err(unfit)? {
+        user.let_in(folder.root(), folder.root()).map_err(unfit)?;
+    }
     drop(make_way(&folder, Some(&ram_dir), false)?);
     let before = folder.record_if_any()?;
     let room = |folder: &Path| context.ram_room(&args.name, folder, args.overcommit);
@@ -54,9 +64,19 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         end(&folder, &record, before);
     }
     taken?;
+    let refused = what_is_refused(&folder, &record);
+    if let Some(why) = &refused {
+        // Nobody may be there to hear it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "dewar: no checkpoint of it can be taken: {}",
+            printable(why)
+        );
+    }
     let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
     context.print(
-        json!({"name": record.name, "pid": record.process.pid, "memory_bytes": bytes}),
+        json!({"name": record.name, "pid": record.process.pid, "memory_bytes": bytes,
+            "no_checkpoint": refused}),
         &format!(
             "{} runs as process {} with {} of RAM; its console is in {}",
             record.name,
@@ -66,6 +86,16 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         ),
     );
     Ok(())
+}
+
+/// Why no checkpoint could be taken of a guest as it was started, if so: told now, and not
+/// when somebody counts on one.
+fn what_is_refused(folder: &GuestFolder, record: &GuestRecord) -> Option<String> {
+    let mut guest = QemuGuest::attach(folder.clone(), record.clone()).ok()?;
+    match guest.machine() {
+        Err(GuestError::Unsupported { reasons, .. }) => Some(reasons.join("; ")),
+        _ => None,
+    }
 }
 
 /// Remembers a guest and sees that it can be handled.

@@ -4,7 +4,7 @@
 use super::exclusive::{Descriptors, take_over};
 use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
-use super::options::{Properties, Unsupported, arguments};
+use super::options::{Argument, Properties, Unsupported, arguments};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,29 @@ enum DiskForm {
     Drive,
     /// `-blockdev driver=file,filename=FILE,node-name=…`, a protocol node.
     Protocol { node: String },
-    /// `-blockdev driver=qcow2,file.filename=FILE,…`, format and protocol.
+    /// `-blockdev driver=qcow2,file.filename=FILE,…`, format and protocol, with filters above
+    /// them perhaps.
     Format,
+}
+
+/// The file at the bottom of what QEMU calls a disk, or of what an option says of one; nothing
+/// where it is no file. Where a name does not say all, QEMU writes it as JSON: of a disk whose
+/// backing file was given to it, say.
+pub(crate) fn file_of(name: &str) -> Option<String> {
+    if let Some(options) = name.strip_prefix("json:") {
+        return bottom_of(&serde_json::from_str(options).ok()?);
+    }
+    // A name with a colon is a path where it says so.
+    let path = name.strip_prefix("file:").unwrap_or(name);
+    (!name.contains("://")).then(|| path.to_owned())
+}
+
+/// The file at the bottom of a block node.
+fn bottom_of(node: &Value) -> Option<String> {
+    match &node["file"] {
+        below @ Value::Object(_) => bottom_of(below),
+        _ => Some(node["filename"].as_str()?.to_owned()),
+    }
 }
 
 /// The disk files of a command line. Checkpoints name disks by their numbers here, so
@@ -37,18 +58,36 @@ enum DiskForm {
 /// # Errors
 /// Where an option cannot be read.
 pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
-    let (mut places, mut media) = (Vec::new(), Vec::new());
+    let (mut places, mut media, mut nested) = (Vec::new(), Vec::new(), Vec::new());
     for argument in arguments(line) {
         let value = argument.value.unwrap_or_default();
         let (path, form) = match argument.name {
             "" | "hda" | "hdb" | "hdc" | "hdd" | "cdrom" | "fda" | "fdb" | "sd" | "mtdblock"
             | "pflash" => (Some(value.to_owned()), DiskForm::Plain),
-            "drive" => (Properties::parse(value)?.get("file", ""), DiskForm::Drive),
+            "drive" => {
+                let drive = Properties::parse(value)?;
+                let file = drive.get("file", "");
+                if file.as_ref().is_none_or(|file| file.starts_with("json:")) {
+                    let path = match &file {
+                        Some(file) => file_of(file),
+                        None => nested_filename(&drive),
+                    };
+                    let form = DiskForm::Drive;
+                    nested.extend(path.map(|path| DiskPlace { at: argument.at, path, form }));
+                    continue;
+                }
+                (file, DiskForm::Drive)
+            }
             "blockdev" => {
                 let node = Properties::parse(value)?;
                 let name = node.get("node-name", "").unwrap_or_default();
                 match node.get("filename", "") {
                     Some(path) => (Some(path), DiskForm::Protocol { node: name }),
+                    None if is_below_filter(&node) => {
+                        let (path, form) = (nested_filename(&node), DiskForm::Format);
+                        nested.extend(path.map(|path| DiskPlace { at: argument.at, path, form }));
+                        continue;
+                    }
                     None => (nested_filename(&node), DiskForm::Format),
                 }
             }
@@ -61,13 +100,26 @@ pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
         }
     }
     places.extend(media);
+    places.extend(nested);
     Ok(places)
+}
+
+/// Whether a file is named below the second level: of a format that is behind a filter.
+fn is_below_filter(node: &Properties) -> bool {
+    match node {
+        Properties::Json(map) => map.get("file").is_some_and(|below| below["file"].is_object()),
+        pairs => pairs.get("file.filename", "").is_none(),
+    }
 }
 
 fn nested_filename(node: &Properties) -> Option<String> {
     match node {
-        Properties::Json(map) => Some(map.get("file")?.get("filename")?.as_str()?.to_owned()),
-        pairs => pairs.get("file.filename", ""),
+        Properties::Json(map) => bottom_of(map.get("file")?),
+        pairs => {
+            // The innermost is the longest.
+            let keys = ["file.file.file.filename", "file.file.filename", "file.filename"];
+            keys.iter().find_map(|key| pairs.get(key, ""))
+        }
     }
 }
 
@@ -98,6 +150,7 @@ pub fn plan_restore(
     folder: &Path,
 ) -> Result<RestorePlan, Unsupported> {
     let mut line = line.to_vec();
+    refuse_another_root(&line)?;
     let places = disk_places(&line)?;
     for (index, overlay) in overlays {
         if let Some(place) = places.get(*index) {
@@ -115,6 +168,26 @@ pub fn plan_restore(
     let mut run = plan_run(&line, qmp, ram_path)?;
     run.arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
     Ok(RestorePlan { line: own_line, run })
+}
+
+/// That QEMU finds its files under the names that Dewar has for them, also when the guest is
+/// to be let run: it opens its disks again then.
+fn refuse_another_root(line: &[String]) -> Result<(), Unsupported> {
+    let changes = |argument: &Argument<'_>| match argument.name {
+        "chroot" => true,
+        "run-with" => argument
+            .value
+            .and_then(|value| Properties::parse(value).ok())
+            .is_some_and(|options| options.get("chroot", "").is_some()),
+        _ => false,
+    };
+    match arguments(line).iter().find(|argument| changes(argument)) {
+        None => Ok(()),
+        Some(argument) => Err(Unsupported(format!(
+            "-{}: after its start QEMU sees other files under its disks' names",
+            argument.name
+        ))),
+    }
 }
 
 /// Changes the memory backends of a command line.
@@ -150,12 +223,20 @@ pub fn without_ram_paths(
     })
 }
 
-fn replace_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<(), Unsupported> {
+/// Puts another file, a qcow2 one, in the place of a disk's.
+pub(crate) fn replace_disk(
+    line: &mut [String],
+    place: &DiskPlace,
+    file: &str,
+) -> Result<(), Unsupported> {
     match &place.form {
         DiskForm::Plain if line[place.at].starts_with('-') => line[place.at + 1] = file.to_owned(),
         DiskForm::Plain => line[place.at] = file.to_owned(),
         DiskForm::Drive => {
             let mut drive = Properties::parse(&line[place.at + 1])?;
+            if let Properties::Pairs(pairs) = &mut drive {
+                pairs.retain(|(key, _)| !key.starts_with("file."));
+            }
             drive.set("file", file, Value::from(file));
             drive.remove("driver");
             drive.set("format", "qcow2", Value::from("qcow2"));
@@ -171,22 +252,50 @@ fn replace_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<()
             set_format(line, node)?;
         }
         DiskForm::Format => {
-            let mut format = Properties::parse(&line[place.at + 1])?;
-            match &mut format {
-                Properties::Json(map) => {
-                    map["file"]["filename"] = Value::from(file);
-                    map["file"]["driver"] = Value::from("file");
-                }
-                pairs => {
-                    pairs.set("file.filename", file, Value::Null);
-                    pairs.set("file.driver", "file", Value::Null);
-                }
+            let mut node = Properties::parse(&line[place.at + 1])?;
+            match &mut node {
+                Properties::Json(map) => replace_nested(map, file),
+                Properties::Pairs(pairs) => replace_prefixed(pairs, file),
             }
-            make_qcow2(&mut format);
-            line[place.at + 1] = format.to_string();
+            line[place.at + 1] = node.to_string();
         }
     }
     Ok(())
+}
+
+/// Puts a qcow2 file below the filters of a node, in the place of what is there.
+fn replace_nested(node: &mut serde_json::Map<String, Value>, file: &str) {
+    let Some(Value::Object(below)) = node.get_mut("file") else { return };
+    if below.get("file").is_some_and(Value::is_object) {
+        return replace_nested(below, file);
+    }
+    below.insert("filename".to_owned(), file.into());
+    below.insert("driver".to_owned(), "file".into());
+    node.insert("driver".to_owned(), "qcow2".into());
+    node.retain(|key, _| !is_of_content(key));
+}
+
+/// The same where the levels are in the keys: `file.file.filename`.
+fn replace_prefixed(pairs: &mut Vec<(String, Option<String>)>, file: &str) {
+    let depth =
+        |key: &str| key.strip_suffix("filename").map_or(0, |it| it.matches("file.").count());
+    let deepest = pairs.iter().map(|(key, _)| depth(key)).max().unwrap_or(1).max(1);
+    // Of the node that is to be qcow2, and of the file below it.
+    let above = "file.".repeat(deepest - 1);
+    let is_its = |key: &str| {
+        let own = key.strip_prefix(&above);
+        own.is_some_and(|own| own.starts_with("file.") || own == "driver" || is_of_content(own))
+    };
+    if above.is_empty() && pairs.first().is_some_and(|(_, value)| value.is_none()) {
+        pairs.remove(0);
+    }
+    pairs.retain(|(key, _)| !is_its(key));
+    let pair = |key: &str, value: &str| (format!("{above}{key}"), Some(value.to_owned()));
+    pairs.extend([
+        pair("driver", "qcow2"),
+        pair("file.driver", "file"),
+        pair("file.filename", file),
+    ]);
 }
 
 /// Makes the format node above protocol node `node` a qcow2 one.
@@ -214,18 +323,82 @@ fn make_qcow2(format: &mut Properties) {
     forget_content(format);
 }
 
+/// Whether an option says where a disk's content is, or how it is read.
+fn is_of_content(key: &str) -> bool {
+    const OF_CONTENT: [&str; 6] =
+        ["backing", "data-file", "encrypt", "key-secret", "offset", "size"];
+    OF_CONTENT
+        .iter()
+        .any(|it| key.strip_prefix(it).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
 /// Takes away what an option says of where a disk's content is and how it is read: the
 /// overlay's own header says it, and an option would be believed before it.
 fn forget_content(disk: &mut Properties) {
-    const OF_CONTENT: [&str; 6] =
-        ["backing", "data-file", "encrypt", "key-secret", "offset", "size"];
-    let is_of_content = |key: &str| {
-        OF_CONTENT.iter().any(|it| {
-            key.strip_prefix(it).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
-    };
     match disk {
         Properties::Pairs(pairs) => pairs.retain(|(key, _)| !is_of_content(key)),
         Properties::Json(map) => map.retain(|key, _| !is_of_content(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_disks_lead_to_their_files() {
+        for (name, file) in [
+            ("/a/b.qcow2", Some("/a/b.qcow2")),
+            ("file:a:b.qcow2", Some("a:b.qcow2")),
+            ("nbd://host/export", None),
+            (
+                r#"json:{"driver":"qcow2","backing":{"driver":"raw","file":{"filename":"/base"}},
+                   "file":{"driver":"file","filename":"/var/tmp/vl.x"}}"#,
+                Some("/var/tmp/vl.x"),
+            ),
+            (r#"json:{"driver":"raw","file":{"driver":"nbd","server":{"host":"h"}}}"#, None),
+        ] {
+            assert_eq!(file_of(name).as_deref(), file, "{name}");
+        }
+    }
+
+    /// However a disk is written, it is found, and another file can be put in its place.
+    #[test]
+    fn disks_are_found_and_replaced_in_every_spelling() {
+        for (option, value, after) in [
+            ("-drive", "file=/a.raw,if=virtio,format=raw", "file=/new,if=virtio,format=qcow2"),
+            (
+                "-drive",
+                "file.driver=file,file.filename=/a.raw,driver=raw,if=virtio",
+                "if=virtio,file=/new,format=qcow2",
+            ),
+            (
+                "-drive",
+                r#"file=json:{"driver":"raw",,"file":{"driver":"file",,"filename":"/a.raw"}},id=d"#,
+                "file=/new,id=d,format=qcow2",
+            ),
+            (
+                "-blockdev",
+                "driver=raw,node-name=n,offset=4096,file.driver=file,file.filename=/a.raw",
+                "node-name=n,driver=qcow2,file.driver=file,file.filename=/new",
+            ),
+            (
+                "-blockdev",
+                "throttle,node-name=n,throttle-group=g,file.driver=raw,file.file.driver=file,file.file.filename=/a.raw",
+                "throttle,node-name=n,throttle-group=g,file.driver=qcow2,file.file.driver=file,file.file.filename=/new",
+            ),
+            (
+                "-blockdev",
+                r#"{"driver":"throttle","file":{"driver":"raw","file":{"driver":"file","filename":"/a.raw"},"size":5},"node-name":"n"}"#,
+                r#"{"driver":"throttle","file":{"driver":"qcow2","file":{"driver":"file","filename":"/new"}},"node-name":"n"}"#,
+            ),
+        ] {
+            let mut line = [option, value].map(str::to_owned).to_vec();
+            let places = disk_places(&line).expect(value);
+            assert_eq!(places.len(), 1, "{value}");
+            assert_eq!(places[0].path, "/a.raw", "{value}");
+            replace_disk(&mut line, &places[0], "/new").expect(value);
+            assert_eq!(line[1], after, "{value}");
+        }
     }
 }

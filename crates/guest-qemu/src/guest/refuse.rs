@@ -36,7 +36,7 @@ impl QemuGuest {
     /// state that was saved and not in the record could not be restored.
     pub(super) fn refuse_another_machine(&mut self) -> Result<(), GuestError> {
         let Some(line) = self.line.clone() else { return Ok(()) };
-        let now = current_line(&mut self.qmp, &self.record.arguments);
+        let now = current_line(&mut self.qmp, &self.record.arguments, &self.record.folder);
         match now {
             Ok(now) if now == line => match changed_medium(&mut self.qmp, &self.record, &line) {
                 Ok(Some(why)) => Err(self.failed("looking at its disks", why)),
@@ -85,7 +85,7 @@ impl QemuGuest {
             self.step("looking at its disks", |qmp, _, _| qmp.execute("query-block", json!({})))?;
         let is_there = |disk: &Disk| {
             blocks.as_array().into_iter().flatten().map(|block| &block["inserted"]).any(|it| {
-                it["node-name"] == disk.node
+                it["node-name"] == disk.top
                     && it["image"]["virtual-size"] == disk.info.virtual_bytes
             })
         };

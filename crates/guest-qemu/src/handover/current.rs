@@ -2,6 +2,7 @@
 //! what was unplugged, and with what was plugged in, by QEMU's own word.
 
 use super::defaults::keep_defaults;
+use super::disks::on_its_snapshots;
 use super::forwards::monitor;
 use super::media::without_ejected;
 use super::places::{Freed, makes};
@@ -12,6 +13,7 @@ use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 /// Why it is not known how a guest could be started as it is now.
 #[derive(Debug, thiserror::Error)]
@@ -22,9 +24,14 @@ pub(crate) enum CurrentError {
     Unknown(String),
 }
 
-/// The present form of `line`.
-pub(crate) fn current_line(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
+/// The present form of the `line` that a QEMU was started with in `folder`.
+pub(crate) fn current_line(
+    qmp: &mut Qmp,
+    line: &[String],
+    folder: &Path,
+) -> Result<Vec<String>, CurrentError> {
     let now = with_plugged(qmp, line)?;
+    let now = on_its_snapshots(qmp, folder, now)?;
     let mut now = without_ejected(qmp, now)?;
     keep_rom_sizes(qmp, &mut now)?;
     keep_defaults(qmp, line, &mut now)?;

@@ -1,7 +1,7 @@
 //! That a QEMU started with a guest's command line would open the disks that the
 //! guest has now.
 
-use crate::cmdline::{BOOTED, Properties, arguments, disk_places};
+use crate::cmdline::{BOOTED, Properties, arguments, disk_places, file_of, replace_disk};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestRecord;
 use serde_json::{Value, json};
@@ -18,7 +18,45 @@ pub(crate) fn stale_disk(
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
     let blocks = drives_now(qmp)?;
-    Ok(other_file(&blocks, record, line).or_else(|| moved_node(&blocks, line)))
+    Ok(other_file(&blocks, record, line))
+}
+
+/// A command line whose disks are the ones that the guest writes now, where its user put a
+/// snapshot on top of one: the new file is in the old one's place, and names it as what it
+/// stands on.
+pub(super) fn on_its_snapshots(
+    qmp: &mut Qmp,
+    folder: &Path,
+    mut line: Vec<String>,
+) -> Result<Vec<String>, QmpError> {
+    let real = |file: &str| fs::canonicalize(folder.join(file)).ok();
+    let named = |name: &Value| name.as_str().and_then(file_of).and_then(|file| real(&file));
+    for block in drives_now(qmp)? {
+        let inserted = &block["inserted"];
+        let (Some(now), Some("qcow2")) = (named(&inserted["file"]), inserted["drv"].as_str())
+        else {
+            continue;
+        };
+        let places = disk_places(&line).unwrap_or_default();
+        let is_at = |path: &PathBuf| {
+            let of =
+                |it: &crate::cmdline::DiskPlace| file_of(&it.path).and_then(|file| real(&file));
+            places.iter().find(|it| of(it).as_ref() == Some(path))
+        };
+        if is_at(&now).is_some() {
+            continue;
+        }
+        let mut below = &inserted["image"]["backing-image"];
+        while !below.is_null() {
+            if let Some(place) = named(&below["filename"]).as_ref().and_then(is_at) {
+                // What cannot be read there is refused where the line is planned.
+                let _ = replace_disk(&mut line, place, &now.display().to_string());
+                break;
+            }
+            below = &below["backing-image"];
+        }
+    }
+    Ok(line)
 }
 
 /// What of a guest's disks a checkpoint could not bring back by this command line.
@@ -28,8 +66,7 @@ pub(crate) fn unrestorable_disk(
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
     let blocks = drives_now(qmp)?;
-    let moved = moved_node(&blocks, line).or_else(|| encrypted(&blocks));
-    Ok(moved.or_else(|| other_medium(&blocks, record, line)))
+    Ok(encrypted(&blocks).or_else(|| other_medium(&blocks, record, line)))
 }
 
 /// The first disk whose copy would not be as secret as it is.
@@ -38,13 +75,6 @@ fn encrypted(blocks: &[Value]) -> Option<String> {
         |it: &&Value| it["inserted"]["encrypted"] == true && it["inserted"]["ro"] == false;
     let block = blocks.iter().find(is_secret)?;
     Some(format!("disk '{}' is encrypted, and its copy would not be", name_of(block)))
-}
-
-/// The first block node of the line's own that another took the place of.
-fn moved_node(blocks: &[Value], line: &[String]) -> Option<String> {
-    let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
-    let moved = nodes_of_devices(line).into_iter().find(|node| !in_use(node));
-    moved.map(|node| format!("block node '{node}' is no longer that of its device"))
 }
 
 /// How QEMU calls a drive.
@@ -86,17 +116,16 @@ fn other_file(blocks: &[Value], record: &GuestRecord, line: &[String]) -> Option
         let path = record.folder.join(file);
         fs::canonicalize(&path).unwrap_or(path)
     };
-    let real_of = |path: &str| real(path.strip_prefix("file:").unwrap_or(path));
     let places = disk_places(line).unwrap_or_default();
-    let paths = places.iter().filter_map(|place| file_of(&place.path)).chain(nested_files(line));
-    let named: Vec<PathBuf> = paths.map(|path| real_of(&path)).collect();
+    let paths = places.iter().filter_map(|place| file_of(&place.path));
+    let named: Vec<PathBuf> = paths.map(|path| real(&path)).collect();
     let drives = drives(line);
     let mut seen = Vec::new();
     for block in blocks {
         // What is no file is opened by the same words again.
         let Some(file) = block["inserted"]["file"].as_str().and_then(file_of) else { continue };
         let device = block["device"].as_str().filter(|name| !name.is_empty());
-        let own = device.and_then(|name| drives.get(name)).map(|path| real_of(path));
+        let own = device.and_then(|name| drives.get(name)).map(|path| real(path));
         let count = |all: &[PathBuf]| all.iter().filter(|it| **it == real(&file)).count();
         seen.push(real(&file));
         // Two drives with one file, of which the line gives it to one.
@@ -138,45 +167,10 @@ pub(crate) fn missing_file(record: &GuestRecord, line: &[String]) -> Option<Stri
     missing.map(|file| format!("{file}, which QEMU would need to start again, is gone"))
 }
 
-/// The file at the bottom of what QEMU calls a disk, if it is one. Where a name does not
-/// say all, QEMU writes it as JSON: of a disk whose backing file was given to it, say.
-fn file_of(name: &str) -> Option<String> {
-    let Some(options) = name.strip_prefix("json:") else {
-        return (!name.contains("://")).then(|| name.to_owned());
-    };
-    bottom_of(&serde_json::from_str(options).ok()?)
-}
-
-fn bottom_of(node: &Value) -> Option<String> {
-    match &node["file"] {
-        below @ Value::Object(_) => bottom_of(below),
-        _ => Some(node["filename"].as_str()?.to_owned()),
-    }
-}
-
-/// Files that are named below the second level: behind a filter, say.
-fn nested_files(line: &[String]) -> Vec<String> {
-    let of = |it: Properties| match it {
-        Properties::Json(map) => bottom_of(&Value::Object(map)),
-        pairs => pairs.get("file.file.filename", "").or(pairs.get("file.filename", "")),
-    };
-    let all = ["drive", "blockdev"].into_iter().flat_map(|name| options_of(line, name));
-    all.filter_map(of).collect()
-}
-
 /// The files of the drives that have names.
 fn drives(line: &[String]) -> HashMap<String, String> {
     let drive = |it: &Properties| Some((it.get("id", "")?, file_of(&it.get("file", "")?)?));
     options_of(line, "drive").iter().filter_map(drive).collect()
-}
-
-/// The block nodes that devices of the line stand on, by its own words.
-fn nodes_of_devices(line: &[String]) -> Vec<String> {
-    let of = |name: &str, key: &str| -> Vec<String> {
-        options_of(line, name).iter().filter_map(|it| it.get(key, "")).collect()
-    };
-    let nodes = of("blockdev", "node-name");
-    of("device", "drive").into_iter().filter(|drive| nodes.contains(drive)).collect()
 }
 
 /// What is said with all options of a name.
@@ -184,25 +178,4 @@ fn options_of(line: &[String], name: &str) -> Vec<Properties> {
     let all = arguments(line);
     let all = all.iter().filter(|it| it.name == name);
     all.filter_map(|it| Properties::parse(it.value?).ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::file_of;
-
-    #[test]
-    fn names_of_disks_lead_to_their_files() {
-        for (name, file) in [
-            ("/a/b.qcow2", Some("/a/b.qcow2")),
-            ("nbd://host/export", None),
-            (
-                r#"json:{"driver":"qcow2","backing":{"driver":"raw","file":{"filename":"/base"}},
-                   "file":{"driver":"file","filename":"/var/tmp/vl.x"}}"#,
-                Some("/var/tmp/vl.x"),
-            ),
-            (r#"json:{"driver":"raw","file":{"driver":"nbd","server":{"host":"h"}}}"#, None),
-        ] {
-            assert_eq!(file_of(name).as_deref(), file, "{name}");
-        }
-    }
 }

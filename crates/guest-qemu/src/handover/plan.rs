@@ -7,7 +7,7 @@ use super::holder::OpenFiles;
 use super::tap::TapHeader;
 use super::{HandoverError, SOCKET};
 use crate::cmdline::{
-    Properties, RunPlan, TakenOver, Unsupported, arguments, plan_run, take_over, without_ram_paths,
+    RunPlan, TakenOver, Unsupported, arguments, plan_run, take_over, without_ram_paths,
 };
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
@@ -62,8 +62,8 @@ impl Plan {
         })?;
         let scratch = guest.folder.file("");
         let (qmp, process) = (&mut guest.qmp, &guest.process);
-        let line =
-            current_line(qmp, &record.arguments).map_err(|error| unfit(error.to_string()))?;
+        let line = current_line(qmp, &record.arguments, &record.folder)
+            .map_err(|error| unfit(error.to_string()))?;
         if let Some(why) = stale_disk(qmp, &record, &line)? {
             return Err(unfit(why));
         }
@@ -147,14 +147,7 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
 /// it must.
 pub(crate) fn refuse_another_user(record: &GuestRecord) -> Result<(), HandoverError> {
     // It changes its user by itself.
-    let changes = arguments(&record.arguments).iter().any(|argument| match argument.name {
-        "runas" => true,
-        "run-with" => {
-            let options = argument.value.and_then(|value| Properties::parse(value).ok());
-            options.is_some_and(|options| options.get("user", "").is_some())
-        }
-        _ => false,
-    });
+    let changes = crate::qemu_user::named(&record.arguments).is_some();
     let user_of = |process: i32| {
         let status = procfs::process::Process::new(process).and_then(|it| it.status());
         status.ok().map(|status| status.euid)
@@ -224,7 +217,7 @@ fn other_network(process: i32) -> std::io::Result<Option<OwnedFd>> {
 
 /// Whether a process and we are in the same namespace of a kind (namespaces(7)). One that
 /// may not be looked at counts as the same: it is of another user, which is refused.
-fn is_same_namespace(process: i32, kind: &str) -> bool {
+pub(crate) fn is_same_namespace(process: i32, kind: &str) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     of(&process.to_string()).is_none_or(|theirs| Some(theirs) == of("self"))
 }
@@ -237,7 +230,7 @@ pub(crate) fn refuse_what_changed(
 ) -> Result<(), HandoverError> {
     let record = guest.record().clone();
     let unfit = |why: String| HandoverError::Unsupported(record.name.clone(), why);
-    let now = current_line(&mut guest.qmp, &record.arguments);
+    let now = current_line(&mut guest.qmp, &record.arguments, &record.folder);
     if now.map_err(|error| unfit(error.to_string()))? != line {
         return Err(unfit("what it is made of was changed meanwhile; try again".to_owned()));
     }
