@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu lint test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -24,14 +24,19 @@ help:
 setup:
 	@scripts/setup.sh
 
-guest: setup
+# What the demo and 'make install' need, without what only tests do.
+setup-to-run:
+	@scripts/setup.sh to-run
+
+guest: setup-to-run
 	@scripts/build-guest.sh
 
 next-qemu: setup
 	@scripts/fetch-qemu.sh
 
 demo: guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@echo "building dewar and the demo (a few minutes, the first time)"
+	cargo build --release -p dewar-cli -p dewar-testkit
 	@target/release/dewar-demo target/release/dewar
 
 lint: setup
@@ -41,13 +46,13 @@ lint: setup
 	@if command -v cargo-deny >/dev/null; then cargo deny -L error check bans licenses sources; \
 	else echo "SKIPPED cargo deny check: cargo-deny is not installed"; fi
 
-test: guest next-qemu lint
+test: setup guest next-qemu lint
 	scripts/test.sh
 
-test-kvm: guest
+test-kvm: setup guest
 	scripts/kvm-lab.sh run
 
-bench-checkpoint: guest
+bench-checkpoint: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench target/release/dewar $(BENCH_OUT)/checkpoint.json $(BENCH_ARGS)
@@ -55,23 +60,23 @@ bench-checkpoint: guest
 # The order of HPC Challenge's matrix.
 HPCC_N ?= 5000
 
-bench-tlc: guest
+bench-tlc: setup guest
 	@scripts/build-hpcc.sh $(HPCC_N)
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@DEWAR_TEST_GUEST=.cache/hpcc target/release/dewar-bench-tlc target/release/dewar $(BENCH_OUT)/tlc.json $(BENCH_ARGS)
 
-bench-store: guest
+bench-store: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-store target/release/dewar $(BENCH_OUT)/store.json $(BENCH_ARGS)
 
-bench-upgrade: guest next-qemu
+bench-upgrade: setup guest next-qemu
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-upgrade target/release/dewar $(BENCH_OUT)/upgrade.json $(BENCH_ARGS)
 
-bench-qos: guest
+bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-qos target/release/dewar $(BENCH_OUT)/qos.json $(BENCH_ARGS)
@@ -80,7 +85,7 @@ fuzz:
 	scripts/fuzz.sh
 
 install: guest
-	cargo build --release -q -p dewar-cli
+	cargo build --release -p dewar-cli
 	install -D -m 755 .cache/guest/root/bin/dewar-beat $(DESTDIR)/usr/local/bin/dewar-beat
 	install -D -m 755 target/release/dewar $(DESTDIR)/usr/local/bin/dewar
 	target/release/dewar man $(DESTDIR)/usr/local/share/man/man1

@@ -15,7 +15,7 @@ fi
 
 # The newest kernel for virtual machines that the distribution has; unpacked,
 # not installed.
-if [ ! -e "$cache/kernel/boot" ]; then
+if [ ! -e "$cache/kernel" ]; then
     for meta in linux-image-cloud-amd64 linux-image-virtual linux-image-generic; do
         package=$(apt-cache depends "$meta" 2>/dev/null | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1 || true)
         [ -z "$package" ] || break
@@ -28,17 +28,27 @@ if [ ! -e "$cache/kernel/boot" ]; then
         echo "build-guest: the package lists have no kernel image" >&2
         exit 1
     fi
-    modules=${package/linux-image-/linux-modules-}
+    # Where the kernel is split: its modules, and (Debian from 6.19 on) the kernel itself, are
+    # packages of their own.
+    more=("${package/linux-image-/linux-modules-}" "${package/linux-image-/linux-binary-}")
     rm -rf "$cache/kernel.part" && mkdir "$cache/kernel.part"
     echo "build-guest: fetching $package"
     (cd "$cache/kernel.part" &&
         apt-get download -qq "$package" 2>/dev/null &&
-        { apt-cache show "$modules" >/dev/null 2>&1 && apt-get download -qq "$modules" 2>/dev/null || true; } &&
+        for other in "${more[@]}"; do
+            if apt-cache show "$other" >/dev/null 2>&1; then
+                apt-get download -qq "$other" 2>/dev/null || true
+            fi
+        done &&
         for deb in *.deb; do dpkg -x "$deb" .; done && rm -f ./*.deb)
     mv "$cache/kernel.part" "$cache/kernel"
 fi
-version=$(basename "$cache"/kernel/boot/vmlinuz-*)
-version=${version#vmlinuz-}
+# In /boot, or (from Debian's 7.3 on) beside its modules.
+vmlinuz=$(find "$cache/kernel" \( -path '*/boot/vmlinuz-*' -o -path '*/lib/modules/*/vmlinuz' \) -type f | head -n1)
+case "$vmlinuz" in
+    */boot/vmlinuz-*) version=${vmlinuz##*/vmlinuz-} ;;
+    *) version=$(basename "$(dirname "$vmlinuz")") ;;
+esac
 modules=$(find "$cache/kernel" -maxdepth 4 -type d -path "*/lib/modules/$version" | head -n1)
 
 root=$guest/root
@@ -82,6 +92,6 @@ done | awk '!seen[$1]++ {print $1}' | while read -r file; do
 done
 touch "$root/modules/order"
 
-cp "$cache/kernel/boot/vmlinuz-$version" "$guest/vmlinuz"
+cp "$vmlinuz" "$guest/vmlinuz"
 (cd "$root" && find . | cpio -o -H newc --quiet) | gzip -1 >"$guest/initrd.part"
 mv "$guest/initrd.part" "$guest/initrd"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what Dewar's build, tests and demo need (Debian 12/13, Ubuntu 24.04).
-# Does nothing where everything is there.
+# Installs what Dewar's build, tests and demo need (Debian 12/13, Ubuntu 24.04); with 'to-run'
+# what the build and the demo do. Does nothing where everything is there.
 set -euo pipefail
 
 sudo=()
@@ -8,11 +8,14 @@ sudo=()
 
 # The kernel, for the test guests: fetched, never installed.
 needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod iproute2 gcc libc6-dev
-    make pkg-config perl xz-utils zstd ca-certificates redis-tools strace)
+    make pkg-config perl xz-utils zstd ca-certificates)
+if [ "${1:-}" != to-run ]; then
+    needed+=(redis-tools strace)
+    # A browser for the test of the report; Ubuntu has none as a package.
+    if grep -q '^ID=debian' /etc/os-release; then needed+=(chromium); fi
+fi
 # The second QEMU of the tests comes from Debian's archive, everywhere.
 if ! grep -q '^ID=debian' /etc/os-release; then needed+=(debian-archive-keyring); fi
-# A browser for the test of the report; Ubuntu has none as a package.
-if grep -q '^ID=debian' /etc/os-release; then needed+=(chromium); fi
 missing=()
 for package in "${needed[@]}"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

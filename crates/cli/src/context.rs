@@ -2,7 +2,7 @@
 
 use crate::failure::{Code, Failure};
 use crate::kept::settle_unthawed;
-use crate::output::tell;
+use crate::output::{printable, tell};
 use crate::progress::Progress;
 use crate::ram_dir::usual_dirs;
 use crate::replaced;
@@ -21,6 +21,7 @@ use dewar_kernel::KernelError;
 use dewar_qos::Ledger;
 use serde_json::{Value, json};
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,9 @@ impl Context {
 
     /// Opens a store that must exist.
     pub fn store(&self, url: Option<&str>) -> Result<Store, Failure> {
-        Ok(Store::open(&self.store_location(url)?)?)
+        let store = Store::open(&self.store_location(url)?)?;
+        warn_of(&store);
+        Ok(store)
     }
 
     /// Takes hold of a guest; what a dead command left with it is finished.
@@ -209,6 +212,14 @@ impl Context {
         // Where it cannot be noted it is told again.
         let _ = folder.write_for_now(TROUBLE, &what);
         Some(failure)
+    }
+}
+
+/// Says where a store may lose what it has.
+pub fn warn_of(store: &Store) {
+    if let Some(why) = store.warning() {
+        // Nobody may be there to hear it.
+        let _ = writeln!(std::io::stderr(), "dewar: {}", printable(&why));
     }
 }
 

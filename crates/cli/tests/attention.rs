@@ -100,6 +100,9 @@ fn a_frozen_guest_is_given_up_only_by_who_says_so() {
     // One that runs gives its place away where it is told to.
     lab.restore(&mut guest, &["a"]).expect("restore");
     let before = lab.pid("g").expect("pid");
+    // A copy beside it would take its sockets away.
+    lab.dewar(&["restore", "a", "--as", "copy"]).failed(1, &["would lose it"]);
+    guest.console.ask("count").expect("it is reached");
     lab.dewar(&["restore", "a"]).failed(1, &["--replace"]);
     assert_eq!(lab.pid("g"), Some(before));
     lab.restore(&mut guest, &["a", "--replace"]).expect("restore");

@@ -335,3 +335,22 @@ fn a_connection_is_encrypted_and_its_server_known() {
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     guest.console.ask("verify").expect("consistent");
 }
+
+/// A server that was told to forget after checkpoints were put there: whoever looks hears it.
+#[test]
+fn a_server_that_may_forget_is_told_of() {
+    let lab = common::lab();
+    let server = RedisServer::start(&[]).expect("redis");
+    let url = server.url();
+    dewar_image::Store::open_or_create(&dewar_image::Location::parse(&url).expect("url"))
+        .expect("store");
+    let quiet = lab.dewar(&["ls", "--store", &url]).done();
+    assert_eq!(quiet.stderr, "");
+    server.ask(&["config", "set", "maxmemory-policy", "allkeys-lru"]).expect("config");
+    for verb in ["ls", "gc"] {
+        let told = lab.dewar(&[verb, "--store", &url]).done();
+        assert!(told.stderr.contains("may lose checkpoints"), "{verb}: {told:?}");
+    }
+    let told = lab.dewar(&["verify", "c0", "--store", &url]).failed(3, &["no checkpoint"]);
+    assert!(told.stderr.contains("may lose checkpoints"), "{told:?}");
+}

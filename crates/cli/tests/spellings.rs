@@ -4,11 +4,13 @@
 mod common;
 
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest};
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, wait_until};
 use serde_json::json;
+use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn make_disk(folder: &Path, name: &str) -> String {
     let path = folder.join(name).display().to_string();
@@ -168,4 +170,37 @@ fn what_no_checkpoint_could_be_taken_of_is_told_at_run() {
         "{told:?}"
     );
     lab.dewar(&["checkpoint", "g"]).failed(4, &["-chroot"]);
+}
+
+/// Both QEMUs need the disk for a moment: a server for one client is found before they wait.
+#[test]
+fn a_disk_on_a_server_for_one_is_not_moved() {
+    let lab = common::lab();
+    let folder = lab.guest_folder("g").expect("folder");
+    let disk = folder.join("n.raw");
+    fs::File::create(&disk).and_then(|file| file.set_len(16 << 20)).expect("disk");
+    let socket = folder.join("nbd");
+    for (clients, works) in [("1", false), ("3", true)] {
+        let mut server = Command::new("qemu-nbd")
+            .args(["-f", "raw", "-t", "--shared", clients, "-k"])
+            .args([&socket, &disk])
+            .spawn()
+            .expect("qemu-nbd");
+        wait_until("the server", Duration::from_secs(10), || socket.exists());
+        let drive = format!("file=nbd+unix:///?socket={},format=raw,if=virtio", socket.display());
+        let mut guest = start(&lab, ["-drive".to_owned(), drive].to_vec());
+        let began = Instant::now();
+        let moved = lab.dewar(&["upgrade", "g"]);
+        if works {
+            moved.done();
+            guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+        } else {
+            moved.failed(4, &["NBD server", "not touched"]);
+            assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        }
+        guest.console.ask("count").expect("it runs");
+        lab.dewar(&["rm", "g", "--force"]).done();
+        server.kill().and_then(|()| server.wait()).expect("it ends");
+        let _ = fs::remove_file(&socket);
+    }
 }

@@ -10,6 +10,7 @@ mod memory;
 mod old_style;
 mod options;
 mod restore;
+mod sockets;
 mod truncated;
 
 pub(crate) use exclusive::ASIDE;
@@ -24,4 +25,5 @@ pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
 pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore, without_ram_paths};
 pub(crate) use restore::{file_of, replace_disk};
+pub use sockets::require_sockets;
 pub(crate) use truncated::keep_truncated;

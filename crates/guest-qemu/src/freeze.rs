@@ -14,7 +14,8 @@
 //! guest is frozen again only if its memory is, byte for byte, what it was.
 
 use crate::cmdline::{
-    Descriptors, RunPlan, TakenOver, Unsupported, inherited, keep_truncated, take_over,
+    Descriptors, RunPlan, TakenOver, Unsupported, inherited, keep_truncated, require_sockets,
+    take_over,
 };
 use crate::guest::QemuGuest;
 use crate::handover::{
@@ -188,6 +189,8 @@ pub fn start(
         }
     }
     let run = plan(folder, record, machine)
+        .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
+    require_sockets(&record.arguments, &record.folder)
         .map_err(|why| HandoverError::Unsupported(record.name.clone(), why.to_string()))?;
     keep_truncated(&record.arguments, &record.folder).map_err(|error| {
         let why = format!("what QEMU would truncate cannot be kept: {error}");

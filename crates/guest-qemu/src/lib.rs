@@ -19,6 +19,7 @@ mod guest;
 pub mod handover;
 mod journal;
 pub mod launch;
+mod nbd;
 mod qemu_img;
 mod qemu_user;
 mod qmp;

@@ -35,6 +35,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Why what is kept here may not last, if so.
+    fn warning(&self) -> Option<String> {
+        None
+    }
+
     /// An object's bytes; `None` where there is none.
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError>;
 

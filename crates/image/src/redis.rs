@@ -54,6 +54,17 @@ impl Redis {
     /// That the server keeps what it was given, also where it runs out of
     /// memory.
     pub(crate) fn require_no_eviction(&self) -> Result<(), ImageError> {
+        match self.forgets()? {
+            false => Ok(()),
+            true => Err(ImageError::Unfit {
+                store: self.shared.pool.url().to_owned(),
+                problem: FORGETS.to_owned(),
+            }),
+        }
+    }
+
+    /// Whether the server may forget what it was given.
+    fn forgets(&self) -> Result<bool, ImageError> {
         let mut info = cmd("INFO");
         info.arg("memory");
         let answer: redis::Value = self.shared.ask("read", "the server's settings", &info)?;
@@ -61,14 +72,7 @@ impl Redis {
         // keys that have an end would forget who holds an image.
         let told = format!("{answer:?}");
         let mut policies = told.split("maxmemory_policy:").skip(1);
-        if policies.any(|policy| !policy.starts_with("noeviction")) {
-            let problem = "its maxmemory-policy lets it forget keys: set it to noeviction";
-            return Err(ImageError::Unfit {
-                store: self.shared.pool.url().to_owned(),
-                problem: problem.to_owned(),
-            });
-        }
-        Ok(())
+        Ok(policies.any(|policy| !policy.starts_with("noeviction")))
     }
 }
 
@@ -167,7 +171,16 @@ impl Shared {
     }
 }
 
+/// What is said of a server that may.
+const FORGETS: &str = "its maxmemory-policy lets it forget keys: set it to noeviction";
+
 impl Backend for Redis {
+    fn warning(&self) -> Option<String> {
+        // Where it does not answer, what comes next tells.
+        let forgets = self.forgets().unwrap_or(false);
+        forgets.then(|| format!("{} may lose checkpoints: {FORGETS}", self.shared.pool.url()))
+    }
+
     fn url(&self) -> String {
         self.shared.pool.url().to_owned()
     }

@@ -109,6 +109,12 @@ impl Store {
         self.backend.url()
     }
 
+    /// Why what is kept there may not last, if so: a server that was told since to forget what
+    /// it has no memory for.
+    pub fn warning(&self) -> Option<String> {
+        self.backend.warning()
+    }
+
     /// Its folder, where it is one.
     pub fn folder(&self) -> Option<&Path> {
         self.backend.folder()

@@ -206,6 +206,9 @@ pub fn take(
     Ok(taken)
 }
 
+/// So many disks take longer to be put aside than anything else in a pause.
+const MANY_DISKS: usize = 8;
+
 /// Zstandard's: a fifth faster than level 1, for 6 % more bytes of text and
 /// programs.
 const ZSTD_LEVEL: i32 = -1;
@@ -308,6 +311,11 @@ fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
         let state_ms = took("state-saved").zip(took("stopped")).map_or(0.0, |(to, from)| to - from);
         let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
         text.push_str(&match state_ms > summary.pause_ms / 2.0 {
+            true if record.disks.len() > MANY_DISKS => format!(
+                "QEMU took {} to put its {} disks aside and to save its devices",
+                milliseconds(state_ms),
+                record.disks.len()
+            ),
             true => format!(
                 "QEMU took {} to save its devices, with the memory of a display if it has one",
                 milliseconds(state_ms)

@@ -1,3 +1,5 @@
+mod kvm;
+
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::{percent, table};
@@ -72,7 +74,7 @@ fn look(context: &Context) -> Vec<Finding> {
         required("root", "tracing a guest", root()),
         required("qemu-img", "guests with disks", version_of("qemu-img")),
         optional("qemu-system-x86_64", "running guests", version_of("qemu-system-x86_64")),
-        optional("/dev/kvm", "guests at full speed", openable("/dev/kvm")),
+        optional("/dev/kvm", "guests at full speed", kvm::runs()),
         optional(
             "/dev/userfaultfd",
             "guests that run as another user, or under a filter of system calls",
@@ -130,11 +132,6 @@ fn deadlines() -> Result<String, String> {
     task.reserve(reservation).map_err(|error| error.to_string())?;
     task.schedule(before).map_err(|error| error.to_string())?;
     Ok(format!("{} of a CPU can be promised", percent(deadline_limit())))
-}
-
-fn openable(path: &str) -> Result<String, String> {
-    let opened = std::fs::File::options().read(true).write(true).open(path);
-    opened.map(|_| "present".to_owned()).map_err(|error| error.to_string())
 }
 
 fn room(context: &Context, path: &Path) -> Result<String, String> {

@@ -1,5 +1,5 @@
 use crate::args::LsArgs;
-use crate::context::Context;
+use crate::context::{Context, warn_of};
 use crate::failure::Failure;
 use crate::output::{ago, foreign, milliseconds, table};
 use crate::verbs::checkpoint::to_json;
@@ -17,6 +17,7 @@ pub fn run(context: &Context, args: LsArgs) -> Result<(), Failure> {
         }
         opened => opened?,
     };
+    warn_of(&store);
     let (mut records, problems) = store.records()?;
     records.retain(|record| args.guest.as_ref().is_none_or(|guest| record.guest == *guest));
     let rows: Vec<_> = records.iter().map(row).collect();

@@ -17,6 +17,7 @@ use crate::server;
 use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
+use dewar_guest_qemu::cmdline::require_sockets;
 use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{
@@ -244,14 +245,16 @@ fn bring_back(
         .collect();
     let machine = image.record().machine.clone();
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
+    // Its overlays are removed with the rest where this fails.
+    made.extend(revival.overlays.iter().cloned());
     if frozen.as_ref().is_some_and(|frozen| frozen.forwards.is_some()) {
         // When it is loaded, those that it had.
         revival.plan.run.forward_nothing().map_err(ReviveError::from)?;
     }
-    made.extend(revival.overlays.iter().cloned());
     let room = |folder: &Path| context.ram_room(name, folder, args.overcommit);
     let owned_ram = make_ram_files(&revival.plan.run.regions, coming, room)?;
     made.extend(owned_ram.iter().cloned());
+    require_sockets(&revival.plan.line, &revival.machine.folder).map_err(ReviveError::from)?;
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);
     if args.eager {

@@ -16,15 +16,20 @@ const ALIGNED_BYTES: u64 = 2 << 20;
 /// Options that make a network backend.
 const NETWORKS: [&str; 3] = ["netdev", "nic", "net"];
 const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
+const MEMORY_DEVICE: &str = "memory that is plugged in is not handled: give all of it with -m";
 /// Devices whose memory or whose access to RAM cannot be handled.
 const REFUSED_DEVICES: [(&str, &str); 10] = [
     ("vfio-", "the device's own access to RAM is not seen (VFIO)"),
-    ("vhost-user-", "another process writes its RAM (vhost-user)"),
+    (
+        "vhost-user-",
+        "another process writes its RAM (vhost-user), and that is not tracked; a folder can be \
+         shared by 9p (-virtfs) or over the network instead of virtiofs",
+    ),
     ("ivshmem-", "other processes write its memory (ivshmem)"),
-    ("pc-dimm", "memory devices are not handled"),
-    ("nvdimm", "memory devices are not handled"),
-    ("virtio-mem", "memory devices are not handled"),
-    ("virtio-pmem", "memory devices are not handled"),
+    ("pc-dimm", MEMORY_DEVICE),
+    ("nvdimm", MEMORY_DEVICE),
+    ("virtio-mem", MEMORY_DEVICE),
+    ("virtio-pmem", MEMORY_DEVICE),
     ("cxl-", "memory devices are not handled"),
     ("scsi-block", "the guest talks to the host's disk itself, which no file can stand in for"),
     ("scsi-generic", "the guest talks to the host's device itself, which no file can stand in for"),
@@ -222,10 +227,24 @@ fn used_backends(found: &[Argument<'_>]) -> Result<Vec<String>, Unsupported> {
 fn ram_bytes(found: &[Argument<'_>]) -> Result<u64, Unsupported> {
     const MIB: u64 = 1 << 20;
     let mut bytes = DEFAULT_RAM;
-    for argument in found.iter().filter(|argument| argument.name == "m") {
+    // `-m` is another way to write `-machine memory.`; the last word counts.
+    for argument in found {
+        // A number alone counts in MiB after -m, and in bytes as QEMU's own size.
+        let (key, implied, unit) = match argument.name {
+            "m" => ("size", "size", MIB),
+            "machine" | "M" => ("memory.size", "", 1),
+            _ => continue,
+        };
         let properties = Properties::parse(argument.value.unwrap_or_default())?;
-        if let Some(size) = properties.get("size", "size") {
-            bytes = parse_size(&size, MIB)?;
+        let size = match &properties {
+            Properties::Json(map) if implied.is_empty() => map
+                .get("memory")
+                .and_then(|memory| memory.get("size"))
+                .map(|size| size.as_str().map_or_else(|| size.to_string(), str::to_owned)),
+            pairs => pairs.get(key, implied),
+        };
+        if let Some(size) = size {
+            bytes = parse_size(&size, unit)?;
         }
     }
     Ok(bytes)

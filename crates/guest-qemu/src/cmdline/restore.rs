@@ -282,20 +282,17 @@ fn replace_prefixed(pairs: &mut Vec<(String, Option<String>)>, file: &str) {
     let deepest = pairs.iter().map(|(key, _)| depth(key)).max().unwrap_or(1).max(1);
     // Of the node that is to be qcow2, and of the file below it.
     let above = "file.".repeat(deepest - 1);
-    let is_its = |key: &str| {
-        let own = key.strip_prefix(&above);
-        own.is_some_and(|own| own.starts_with("file.") || own == "driver" || is_of_content(own))
-    };
-    if above.is_empty() && pairs.first().is_some_and(|(_, value)| value.is_none()) {
-        pairs.remove(0);
+    pairs.retain(|(key, _)| !key.strip_prefix(&above).is_some_and(is_of_content));
+    for (key, value) in [("file.filename", file), ("file.driver", "file"), ("driver", "qcow2")] {
+        let key = format!("{above}{key}");
+        // The first may be the driver's name alone.
+        let is_implied = key == "driver" && pairs.first().is_some_and(|(_, it)| it.is_none());
+        match pairs.iter_mut().rev().find(|(it, _)| *it == key) {
+            Some((_, old)) => *old = Some(value.to_owned()),
+            None if is_implied => pairs[0].0 = value.to_owned(),
+            None => pairs.push((key, Some(value.to_owned()))),
+        }
     }
-    pairs.retain(|(key, _)| !is_its(key));
-    let pair = |key: &str, value: &str| (format!("{above}{key}"), Some(value.to_owned()));
-    pairs.extend([
-        pair("driver", "qcow2"),
-        pair("file.driver", "file"),
-        pair("file.filename", file),
-    ]);
 }
 
 /// Makes the format node above protocol node `node` a qcow2 one.
@@ -380,7 +377,7 @@ mod tests {
             (
                 "-blockdev",
                 "driver=raw,node-name=n,offset=4096,file.driver=file,file.filename=/a.raw",
-                "node-name=n,driver=qcow2,file.driver=file,file.filename=/new",
+                "driver=qcow2,node-name=n,file.driver=file,file.filename=/new",
             ),
             (
                 "-blockdev",

@@ -67,6 +67,9 @@ impl Plan {
         if let Some(why) = stale_disk(qmp, &record, &line)? {
             return Err(unfit(why));
         }
+        if let Some(why) = full_server(qmp)? {
+            return Err(unfit(why));
+        }
         let forwards = forwards::forwards(qmp)?;
         let mut files = OpenFiles::of(process, qmp)
             .map_err(|error| unfit(format!("its open files: {error}")))?;
@@ -94,6 +97,19 @@ impl Plan {
     pub fn losses(&self) -> &[String] {
         &self.taken.losses
     }
+}
+
+/// The first disk on a server that does not serve another QEMU beside the present one.
+fn full_server(qmp: &mut Qmp) -> Result<Option<String>, HandoverError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let files = blocks.as_array().into_iter().flatten();
+    let mut files = files.filter_map(|block| block["inserted"]["file"].as_str());
+    Ok(files.find(|file| crate::nbd::is_full(file)).map(|file| {
+        format!(
+            "disk {file} is on an NBD server that serves no second client, and both QEMUs need it \
+             for a moment: let it serve more ('qemu-nbd --shared=2')"
+        )
+    }))
 }
 
 /// Where a guest's display is that QEMU has over VNC because no option names one, and it
