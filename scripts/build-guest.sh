@@ -9,7 +9,9 @@ cache=$PWD/.cache
 guest=$cache/guest
 mkdir -p "$cache" "$guest"
 sources=(crates/beat crates/testkit/guest scripts/build-guest.sh)
-if [ -e "$guest/initrd" ] && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
+# One that was built without the guest agent is built again when that is there.
+has_agent() { ! command -v qemu-ga >/dev/null || [ -e "$guest/root/bin/qemu-ga" ]; }
+if [ -e "$guest/initrd" ] && has_agent && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
     exit 0
 fi
 
@@ -65,6 +67,17 @@ ldd "$chrt" | grep -o '/[^ ]*' | while read -r library; do
     mkdir -p "$root$(dirname "$library")"
     cp -L "$library" "$root$library"
 done
+# The guest agent, where it is installed: tests need it.
+if agent=$(command -v qemu-ga); then
+    cp "$agent" "$root/bin/qemu-ga"
+    ldd "$agent" | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
+    done
+    # It sets the hardware clock by this.
+    mkdir -p "$root/sbin" "$root/var/run" "$root/run" "$root/tmp"
+    ln -sf ../bin/busybox "$root/sbin/hwclock"
+fi
 # Without symbols: the guests have little memory, and all this lies in it.
 rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort -C strip=symbols \
     -o "$root/bin/dewar-guest" crates/testkit/guest/main.rs

@@ -262,6 +262,18 @@ pub struct ThawArgs {
     /// Also where a disk was written while it was frozen.
     #[arg(long, conflicts_with = "all")]
     pub force: bool,
+    /// What becomes of the guest's clock, which stood still with it.
+    #[arg(long, value_enum, default_value_t = ClockChoice::Step)]
+    pub clock: ClockChoice,
+}
+
+/// What becomes of the clock of a guest that is brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClockChoice {
+    /// It is set to the host's time, where a guest agent does that.
+    Step,
+    /// It goes on from when the guest was saved.
+    Keep,
 }
 
 #[derive(Debug, Args)]
@@ -335,6 +347,9 @@ pub struct RestoreArgs {
     /// Leave the guest paused.
     #[arg(long)]
     pub paused: bool,
+    /// What becomes of the guest's clock, which is as old as the checkpoint.
+    #[arg(long, value_enum, default_value_t = ClockChoice::Step)]
+    pub clock: ClockChoice,
     /// Start it also where its memory does not fit beside what other guests may still take.
     #[arg(long)]
     pub overcommit: bool,

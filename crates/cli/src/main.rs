@@ -6,6 +6,7 @@
 
 mod apart;
 mod args;
+mod clock;
 mod context;
 mod failure;
 mod guardian;

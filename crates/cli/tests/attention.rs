@@ -287,3 +287,42 @@ fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
     assert!(why.contains("no room left"), "{listed}");
     assert!(lab.dewar(&["doctor"]).stdout.contains("no room left"));
 }
+
+/// A guest that was away is told what time it is, where an agent of its own listens.
+#[test]
+fn the_clock_of_a_guest_that_comes_back_is_set() {
+    let lab = common::lab();
+    let folder = lab.guest_folder("g").expect("folder");
+    let socket = format!("socket,id=qga,path={},server=on,wait=off", folder.join("qga").display());
+    let port = "virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
+    let line = ["-device", "virtio-serial", "-chardev", &socket, "-device", port];
+    let mut guest = lab.run("g", &small(&line)).expect("guest");
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.expect("after 1970").as_secs()
+    };
+    lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
+    // Its port is named after the place of its device among all virtio ones.
+    for place in 0..3 {
+        let line = format!("spawn qemu-ga -m virtio-serial -p /dev/vport{place}p1");
+        guest.console.ask(&line).expect("spawn");
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    lab.dewar(&["checkpoint", "g", "--tag", "agent"]).done();
+    std::thread::sleep(Duration::from_secs(6));
+
+    let told = lab.restore(&mut guest, &["before", "--replace"]).expect("restore").json();
+    assert_eq!(told["clock"]["set"], false, "{told}");
+    assert!(told["clock"]["behind_ms"].as_u64() > Some(5_000), "{told}");
+    let behind = now() - guest.console.ask_number("time").expect("time");
+    assert!(behind >= 5, "{behind} s");
+
+    for (line, is_set) in
+        [(&["agent", "--replace"][..], true), (&["agent", "--replace", "--clock", "keep"], false)]
+    {
+        let told = lab.restore(&mut guest, line).expect("restore").json();
+        assert_eq!(told["clock"]["set"], is_set, "{told}");
+        let behind = now() - guest.console.ask_number("time").expect("time");
+        assert_eq!(behind <= 2, is_set, "{line:?}: {behind} s");
+    }
+}

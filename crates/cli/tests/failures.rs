@@ -342,8 +342,12 @@ fn what_cannot_be_run_is_refused_before_it_starts() {
     run(&["-m", "64M", "-device", "no-such-device"])
         .failed(1, &["did not start", "no-such-device"]);
     lab.dewar(&["run", "refused", "--", "no-such-qemu"]).failed(1, &["no-such-qemu"]);
-    lab.dewar(&["run", "../refused", "--", &qemu]).failed(1, &["no name for a guest"]);
+    lab.dewar(&["run", "../refused", "--", &qemu]).failed(2, &["no name for a guest"]);
     lab.dewar(&["run", "refused"]).failed(2, &[]);
+    lab.dewar(&["run", "refused", "--", "-m", "1G"]).failed(2, &["no program", "qemu-system"]);
+    for tag in ["", "two\nlines", &"x".repeat(101)] {
+        lab.dewar(&["checkpoint", "g", "--tag", tag]).failed(2, &["tag"]);
+    }
     lab.dewar(&["checkpoint", "g"]).failed(3, &["no guest 'g'"]);
     lab.dewar(&["restore", "g"]).failed(3, &["no checkpoint"]);
     // A migration blocker: this device's state cannot be saved.

@@ -76,7 +76,7 @@ fn a_frozen_guest_goes_on_and_so_does_its_chain() {
         // Nothing that would harm it is done.
         lab.dewar(&["checkpoint", "g"]).failed(1, &["is frozen", "dewar thaw g"]);
         lab.dewar(&["rm", "g"]).failed(1, &["is frozen"]);
-        lab.dewar(&["restore", "g"]).failed(1, &["there is a guest 'g' already"]);
+        lab.dewar(&["restore", "g"]).failed(1, &["guest 'g' is frozen", "--yes"]);
         lab.dewar(&["thaw", "g"]).done();
         assert_whole(&lab, &mut guest, &format!("round {round}"));
     }
@@ -504,7 +504,7 @@ fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
     let told = lab.dewar(&["freeze", "a", "--to-store"]).done().json();
     let image = told["checkpoint"].as_str().expect("checkpoint").to_owned();
     lab.dewar(&["delete", &image]).failed(1, &["all that there is of frozen guest 'a'"]);
-    lab.dewar(&["restore", "a"]).failed(1, &["there is a guest 'a' already"]);
+    lab.dewar(&["restore", "a"]).failed(1, &["guest 'a' is frozen", "--yes"]);
     lab.dewar(&["run", "a", "--", "qemu-system-x86_64"]).failed(1, &["there is a guest 'a'"]);
     for step in ["starting QEMU", "loading the devices"] {
         HeldCheckpoint::at_with(&lab, &["thaw", "a"], step).kill();

@@ -10,6 +10,7 @@
 //! - [`registry`]: the folders in which all this is remembered.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod bitmaps;
 pub mod cmdline;
 mod discover;
@@ -30,6 +31,7 @@ pub mod revive;
 mod run_state;
 mod state;
 
+pub use agent::set_time;
 pub use bitmaps::remove_all as remove_bitmaps;
 pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files, maps_file};
 pub use disks::DiskError;

@@ -110,7 +110,7 @@ pub(crate) fn closed_disk(process: i32, disks: &[PathBuf]) -> Option<String> {
     if status.euid == 0 || status.euid == rustix::process::geteuid().as_raw() {
         return None;
     }
-    let groups = status.groups.into_iter().filter_map(|it| u32::try_from(it).ok()).collect();
+    let groups = status.groups.into_iter().collect();
     let user = User { uid: status.euid, gid: status.egid, groups };
     let is_closed =
         |path: &&PathBuf| path.exists() && !user.may(path, Access::READ_OK | Access::WRITE_OK);

@@ -1,3 +1,7 @@
+mod delete;
+
+pub use delete::{Deleted, Deletion};
+
 use crate::backend::{Backend, Held, Hold, Holding};
 use crate::folder::Folder;
 use crate::lease::{self, WriterLease};
@@ -6,11 +10,10 @@ use crate::record::MOST_RECORD_BYTES;
 use crate::redis::Redis;
 use crate::segment::SegmentFile;
 use crate::{
-    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, KeyedSource, Record, SegmentId,
-    dirty,
+    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record, SegmentId, dirty,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -273,95 +276,6 @@ impl Store {
         Ok(ImageReader::new(self.clone(), self.record(id)?, hold))
     }
 
-    /// Removes an image: its record first, so that from then on it does not
-    /// exist, then its objects, except for those that other images share.
-    ///
-    /// No image can begin to share one of them meanwhile: its writer would hold the
-    /// record of an image that has it. Two deletions at once might each leave a segment
-    /// to the other; so only one goes on at a time.
-    ///
-    /// # Errors
-    /// Where it is being read, another image's record cannot be, its own is not what it
-    /// should be (but for broken bytes), the store cannot be written, or a dirty store that
-    /// it alone has pages in does not answer; then it is still there.
-    pub fn delete(&self, id: &ImageId) -> Result<Deleted, ImageError> {
-        self.begin_deletion(id)?.finish(false)
-    }
-
-    /// Sees to it that nobody reads an image or deletes another until the deletion is
-    /// finished or dropped. Whoever could need the image has it from before.
-    ///
-    /// # Errors
-    /// Where it is missing or being read.
-    pub fn begin_deletion(&self, id: &ImageId) -> Result<Deletion<'_>, ImageError> {
-        let one_at_a_time = self.hold_deletions()?;
-        let hold = self.hold_record(id, Hold::Alone)?;
-        Ok(Deletion { store: self, id: id.clone(), hold, _one_at_a_time: one_at_a_time })
-    }
-
-    fn delete_held(
-        &self,
-        id: &ImageId,
-        hold: Box<dyn Held>,
-        only_here: bool,
-    ) -> Result<Deleted, ImageError> {
-        let record = match self.record(id) {
-            Err(ImageError::BrokenRecord { .. }) => {
-                hold.remove()?;
-                self.backend.settle("images")?;
-                return Ok(Deleted::Record);
-            }
-            readable => readable?,
-        };
-        let mut doomed: BTreeSet<String> = self.objects(&record).collect();
-        let mut doomed_pages: BTreeSet<&KeyedSource> = match only_here {
-            true => BTreeSet::new(),
-            false => record.keyed.values().collect(),
-        };
-        for other in self.each_record()?.iter().filter(|other| other.id != *id) {
-            for object in self.objects(other) {
-                doomed.remove(&object);
-            }
-            // One server may be known by several URLs.
-            for source in other.keyed.values() {
-                doomed_pages.retain(|doomed| doomed.image != source.image);
-            }
-        }
-        for source in &doomed_pages {
-            dirty::require(&source.store)?;
-        }
-        let pages = doomed_pages.iter().map(|source| dirty::lease_line(source, &self.id()));
-        let names: Vec<String> = doomed.iter().cloned().chain(pages).collect();
-        let lease = || -> Result<WriterLease, ImageError> {
-            let mut lease = WriterLease::take(self.backend(), id)?;
-            match lease.note(&names) {
-                Ok(()) => Ok(lease),
-                Err(why) => lease.release().and(Err(why)),
-            }
-        };
-        // Should we die in between, the sweep of the next writer goes on. A store that is
-        // full has no room for the lease; the record gives it some.
-        let noted = match lease() {
-            Err(why) if why.is_for_want_of_room() => None,
-            noted => Some(noted?),
-        };
-        // Not where our hold was lost: somebody may be reading it again.
-        hold.remove()?;
-        self.backend.settle("images")?;
-        match noted.map_or_else(lease, Ok) {
-            Ok(lease) => lease.abandon(self)?,
-            // Should we die now, the next collection finds that nobody needs them.
-            Err(why) if why.is_for_want_of_room() => {
-                doomed.iter().try_for_each(|name| self.backend.remove(name))?;
-                for source in &doomed_pages {
-                    dirty::remove(&source.store, &dirty::owner(&self.id(), &source.image))?;
-                }
-            }
-            Err(why) => return Err(why),
-        }
-        Ok(Deleted::Whole)
-    }
-
     /// The records of all images; where one cannot be read it is not known what
     /// it needs.
     pub(crate) fn each_record(&self) -> Result<Vec<Record>, ImageError> {
@@ -443,37 +357,6 @@ impl Store {
 
     fn not_found(&self, reference: &str) -> ImageError {
         ImageError::NotFound { reference: reference.to_owned(), store: self.url() }
-    }
-}
-
-/// What was deleted of an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deleted {
-    /// All that only it needed.
-    Whole,
-    /// Its record, which was damaged and told nothing of what it needed. That is left to
-    /// [`crate::collect`].
-    Record,
-}
-
-/// An image that is to be deleted, and is there still.
-#[derive(Debug)]
-pub struct Deletion<'s> {
-    store: &'s Store,
-    id: ImageId,
-    hold: Box<dyn Held>,
-    _one_at_a_time: Box<dyn Held>,
-}
-
-impl Deletion<'_> {
-    /// Deletes it. With `only_here` pages in dirty stores stay where they are, for a store
-    /// that is gone for good; [`crate::collect`] frees them while another image names
-    /// that store.
-    ///
-    /// # Errors
-    /// As [`Store::delete`].
-    pub fn finish(self, only_here: bool) -> Result<Deleted, ImageError> {
-        self.store.delete_held(&self.id, self.hold, only_here)
     }
 }
 

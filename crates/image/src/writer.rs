@@ -1,3 +1,4 @@
+mod ids;
 mod keyed;
 mod shared;
 
@@ -12,11 +13,10 @@ use crate::segment_id::SegmentIds;
 use crate::sink::PageSink;
 use crate::store::{record_name, segment_name};
 use crate::table::{self, Table};
-use crate::{Entry, FileDigest, ImageError, PageAddress, SegmentId, Store, disks};
+use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
 use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use shared::Shared;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -336,26 +336,6 @@ impl<'s> ImageWriter<'s> {
             })?;
         }
         Ok(bytes)
-    }
-
-    /// The ids of the segments that a record names, as far as they have any.
-    fn segment_ids(&self, record: &Record) -> Result<BTreeMap<u64, SegmentId>, ImageError> {
-        let own = record.segments.iter().map(|number| Ok((*number, self.ids.of(*number))));
-        let parent = self.parent.as_ref().map(|(parent, _)| parent.record());
-        let inherited = record.inherited_segments.iter().map(|number| {
-            let known = parent.and_then(|parent| parent.segment_ids.get(number)).copied();
-            // Of an image beside ours: it was found to be the right one when it was used.
-            let id = known.map_or_else(|| Ok(self.store.segment(*number, None)?.id()), Ok);
-            id.map(|id| (*number, id))
-        });
-        let all: Result<BTreeMap<u64, SegmentId>, ImageError> = own.chain(inherited).collect();
-        let mut all = all?;
-        all.retain(|_, id| !id.is_none());
-        Ok(all)
-    }
-
-    pub(crate) fn segment_id(&self, number: u64) -> SegmentId {
-        self.ids.of(number)
     }
 
     pub(crate) fn fingerprints(&self) -> Option<&Fingerprints> {

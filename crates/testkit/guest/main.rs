@@ -25,6 +25,7 @@
 //! - `append FILE WORD...`: adds the words to a file, a line each: a line of the serial
 //!   port has at most 4,095 bytes.
 //! - `show FILE`: the file's lines, with `;` between.
+//! - `time`: the guest's clock, in seconds since 1970.
 //! - `quit`: powers the guest down.
 
 mod files;
@@ -124,6 +125,10 @@ fn serve(tty: &str) {
             "append" => append(&words[1..]),
             "show" => std::fs::read_to_string(words.get(1).copied().unwrap_or_default())
                 .map(|text| text.trim().replace('\n', ";"))
+                .map_err(|error| error.to_string()),
+            "time" => std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map(|since| since.as_secs().to_string())
                 .map_err(|error| error.to_string()),
             "quit" => {
                 let _ = std::process::Command::new("poweroff").arg("-f").status();

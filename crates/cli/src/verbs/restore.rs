@@ -6,6 +6,7 @@
 //! is replaced by the next `restore`.
 
 use crate::args::RestoreArgs;
+use crate::clock::{Clock, bring_forward};
 use crate::context::{Context, Held, lacks_server, make_way, qmp_failure};
 use crate::failure::{Code, Failure};
 use crate::kept::{all_forwarded, listed};
@@ -33,7 +34,7 @@ use dewar_units::PAGE_BYTES;
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub fn run(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     restore(context, args, false)
@@ -143,6 +144,10 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     }
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
+    let saved = UNIX_EPOCH + Duration::from_millis(image.record().created_ms);
+    let clock = state
+        .is_running()
+        .then(|| bring_forward(args.clock, saved, &record.arguments, &record.folder));
     let is_paused = state.is_paused();
     let how = match state.why_not_running() {
         Some(_) => format!("is {state}, as it was,"),
@@ -157,14 +162,15 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         json!({
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
             "paused": is_paused, "state": state.to_string(), "total_ms": ms, "pages_reused": reused,
-            "not_forwarded": unforwarded,
+            "not_forwarded": unforwarded, "clock": clock.as_ref().map(Clock::told),
         }),
         &format!(
-            "{} {how} as process {}, from checkpoint {id}, after {}{memory}{}",
+            "{} {how} as process {}, from checkpoint {id}, after {}{memory}{}{}",
             record.name,
             record.process.pid,
             crate::output::milliseconds(ms),
-            listed(&unforwarded)
+            listed(&unforwarded),
+            clock.as_ref().map_or_else(String::new, Clock::line)
         ),
         all_forwarded(&record.name, &unforwarded),
     );

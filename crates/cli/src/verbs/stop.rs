@@ -88,7 +88,7 @@ pub fn loss(record: &GuestRecord) -> String {
 /// That a guest is frozen, and what would be lost with it.
 pub fn would_lose(record: &GuestRecord) -> Failure {
     let what = format!("guest '{}' is frozen; what would be lost is {}", record.name, loss(record));
-    Failure::new(Code::Failed, what).state("its memory is kept")
+    Failure::new(Code::Failed, what).state("it stays as it is")
 }
 
 /// Presses the power button; says whether the guest obeyed. One that is off already, or

@@ -1,6 +1,7 @@
 //! `thaw`: a frozen guest goes on.
 
-use crate::args::{RestoreArgs, StoreArgs, ThawArgs};
+use crate::args::{ClockChoice, RestoreArgs, StoreArgs, ThawArgs};
+use crate::clock::{Clock, bring_forward};
 use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
 use crate::kept::{all_forwarded, check_memory, listed, read_state, settle_unthawed, unloadable};
@@ -21,15 +22,17 @@ use dewar_guest_qemu::{
 use dewar_memory::{Pid, ProcessHandle};
 use dewar_units::PAGE_BYTES;
 use serde_json::{Value, json};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let Some(name) = &args.which.name else {
         let frozen = |record: &GuestRecord| is_frozen(record).is_some();
         let end = |_: &Value| "goes on".to_owned();
         let verb = Each { verb: "thaw", doing: "thawing", done: "thawed", end: &end };
-        return verb.of(context, frozen, args.which.jobs(2), &[]);
+        let clock = if args.clock == ClockChoice::Keep { "--clock=keep" } else { "--clock=step" };
+        return verb.of(context, frozen, args.which.jobs(2), &[clock.into()]);
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
@@ -45,7 +48,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
             // Ours may have to be mounted again.
             let folder = record.ram.first().and_then(|file| file.path.parent());
             let folder = folder.filter(|it| *it != Path::new(OWN)).map(Path::to_owned);
-            return from_store(context, name, store, image, !was_running, folder);
+            return from_store(context, name, store, image, (!was_running, args.clock), folder);
         }
     };
     let stays = |failure: Failure| failure.state("the guest stays frozen");
@@ -53,6 +56,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         check_disks(name, &disks).map_err(stays)?;
     }
     let bytes = read_state(&state, &sum).map_err(stays)?;
+    let saved = fs::metadata(&state).and_then(|data| data.modified()).unwrap_or(SystemTime::now());
     if sums {
         progress.stage("checking memory");
         check_memory(&folder, &record).map_err(stays)?;
@@ -67,6 +71,9 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     remove_kept(&folder, &record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
+    let clock = now
+        .is_running()
+        .then(|| bring_forward(args.clock, saved, &record.arguments, &record.folder));
     let how = match now.why_not_running() {
         Some(_) => format!("is {now}, as it was,"),
         None if was_running => "runs".to_owned(),
@@ -76,13 +83,14 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
         json!({
             "name": name, "pid": record.process.pid, "paused": !was_running,
             "state": now.to_string(), "total_ms": ms,
-            "not_forwarded": unforwarded,
+            "not_forwarded": unforwarded, "clock": clock.as_ref().map(Clock::told),
         }),
         &format!(
-            "{name} {how} as process {} after {}{}",
+            "{name} {how} as process {} after {}{}{}",
             record.process.pid,
             milliseconds(ms),
-            listed(&unforwarded)
+            listed(&unforwarded),
+            clock.as_ref().map_or_else(String::new, Clock::line)
         ),
         all_forwarded(name, &unforwarded).and_then(|()| match now.why_not_running() {
             Some(why) if was_running => {
@@ -114,7 +122,7 @@ fn from_store(
     name: &str,
     store: String,
     image: String,
-    paused: bool,
+    (paused, clock): (bool, ClockChoice),
     ram_dir: Option<PathBuf>,
 ) -> Result<(), Failure> {
     let args = RestoreArgs {
@@ -122,6 +130,7 @@ fn from_store(
         name: Some(name.to_owned()),
         eager: false,
         paused,
+        clock,
         replace: false,
         // Its memory was promised to it before.
         overcommit: false,

@@ -16,7 +16,8 @@ const ALIGNED_BYTES: u64 = 2 << 20;
 /// Options that make a network backend.
 const NETWORKS: [&str; 3] = ["netdev", "nic", "net"];
 const BACKENDS: [&str; 3] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file"];
-const MEMORY_DEVICE: &str = "memory that is plugged in is not handled: give all of it with -m";
+const MEMORY_DEVICE: &str =
+    "memory devices are not handled: give the guest all of its memory with -m";
 /// Devices whose memory or whose access to RAM cannot be handled.
 const REFUSED_DEVICES: [(&str, &str); 10] = [
     ("vfio-", "the device's own access to RAM is not seen (VFIO)"),

@@ -112,7 +112,8 @@ fn is_below_filter(node: &Properties) -> bool {
     }
 }
 
-fn nested_filename(node: &Properties) -> Option<String> {
+/// The file at the bottom of what an option says, where that is below its first level.
+pub(crate) fn nested_filename(node: &Properties) -> Option<String> {
     match node {
         Properties::Json(map) => bottom_of(map.get("file")?),
         pairs => {

@@ -1,7 +1,9 @@
 //! That a QEMU started with a guest's command line would open the disks that the
 //! guest has now.
 
-use crate::cmdline::{BOOTED, Properties, arguments, disk_places, file_of, replace_disk};
+use crate::cmdline::{
+    BOOTED, Properties, arguments, disk_places, file_of, nested_filename, replace_disk,
+};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestRecord;
 use serde_json::{Value, json};
@@ -18,7 +20,7 @@ pub(crate) fn stale_disk(
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
     let blocks = drives_now(qmp)?;
-    Ok(other_file(&blocks, record, line))
+    Ok(other_file(&blocks, record, line).or_else(|| moved_node(&blocks, record, line)))
 }
 
 /// A command line whose disks are the ones that the guest writes now, where its user put a
@@ -66,7 +68,8 @@ pub(crate) fn unrestorable_disk(
     line: &[String],
 ) -> Result<Option<String>, QmpError> {
     let blocks = drives_now(qmp)?;
-    Ok(encrypted(&blocks).or_else(|| other_medium(&blocks, record, line)))
+    let moved = moved_node(&blocks, record, line).or_else(|| encrypted(&blocks));
+    Ok(moved.or_else(|| other_medium(&blocks, record, line)))
 }
 
 /// The first disk whose copy would not be as secret as it is.
@@ -75,6 +78,40 @@ fn encrypted(blocks: &[Value]) -> Option<String> {
         |it: &&Value| it["inserted"]["encrypted"] == true && it["inserted"]["ro"] == false;
     let block = blocks.iter().find(is_secret)?;
     Some(format!("disk '{}' is encrypted, and its copy would not be", name_of(block)))
+}
+
+/// The first block node of the line's own that another took the place of, with another file.
+fn moved_node(blocks: &[Value], record: &GuestRecord, line: &[String]) -> Option<String> {
+    let real = |file: &str| fs::canonicalize(record.folder.join(file)).ok();
+    let now: Vec<PathBuf> =
+        blocks.iter().filter_map(|it| real(&file_of(it["inserted"]["file"].as_str()?)?)).collect();
+    let nodes = options_of(line, "blockdev");
+    let in_use = |node: &String| blocks.iter().any(|it| it["inserted"]["node-name"] == **node);
+    // With the same file it is that disk under another name: a snapshot of its user's.
+    let is_there = |node: &String| {
+        file_of_node(&nodes, node).and_then(|file| real(&file)).is_some_and(|it| now.contains(&it))
+    };
+    let of_devices = options_of(line, "device");
+    let mut of_devices = of_devices.iter().filter_map(|it| it.get("drive", ""));
+    let is_named =
+        |node: &String| nodes.iter().any(|it| it.get("node-name", "").as_ref() == Some(node));
+    let moved = of_devices.find(|node| is_named(node) && !in_use(node) && !is_there(node))?;
+    Some(format!("block node '{moved}' is no longer that of its device"))
+}
+
+/// The file at the bottom of a block node of the line's.
+fn file_of_node(nodes: &[Properties], name: &str) -> Option<String> {
+    let node = nodes.iter().find(|it| it.get("node-name", "").as_deref() == Some(name))?;
+    node.get("filename", "").or_else(|| nested_filename(node)).or_else(|| {
+        // Another node, which is not above this one.
+        let below = node.get("file", "").filter(|below| below != name)?;
+        let others: Vec<Properties> = nodes
+            .iter()
+            .filter(|it| it.get("node-name", "").as_deref() != Some(name))
+            .cloned()
+            .collect();
+        file_of_node(&others, &below)
+    })
 }
 
 /// How QEMU calls a drive.
