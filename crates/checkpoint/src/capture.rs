@@ -135,9 +135,9 @@ pub fn checkpoint<'s>(
         let _ = guest.put_back();
         match guest.health() {
             // Whatever failed, this is why.
-            Health::Gone => CheckpointError::Guest(GuestError::Ended {
+            Health::Gone | Health::ShutDown => CheckpointError::Guest(GuestError::Ended {
                 guest: guest.name().to_owned(),
-                operation: format!("it was captured ({error})"),
+                operation: "it was captured".to_owned(),
             }),
             _ => error,
         }

@@ -347,6 +347,9 @@ pub struct RestoreArgs {
     /// Leave the guest paused.
     #[arg(long)]
     pub paused: bool,
+    /// Let the guest run also where it was paused when it was saved.
+    #[arg(long, conflicts_with = "paused")]
+    pub run: bool,
     /// What becomes of the guest's clock, which is as old as the checkpoint.
     #[arg(long, value_enum, default_value_t = ClockChoice::Step)]
     pub clock: ClockChoice,

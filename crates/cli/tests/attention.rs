@@ -326,3 +326,30 @@ fn the_clock_of_a_guest_that_comes_back_is_set() {
         assert_eq!(behind <= 2, is_set, "{line:?}: {behind} s");
     }
 }
+
+/// A guest that powers itself off while it is captured has not crashed.
+#[test]
+fn a_guest_that_powers_off_in_a_checkpoint_is_told_of_as_it_is() {
+    let lab = common::lab();
+    for (extra, words) in [
+        (&[][..], ["powered itself off meanwhile", "no checkpoint was made"]),
+        (&["-no-shutdown"], ["has powered off", "no checkpoint was made"]),
+    ] {
+        let mut guest = lab.run("g", &small(extra)).expect("guest");
+        let held = common::HeldCheckpoint::at(&lab, "g", "armed");
+        let pid = lab.pid("g").expect("pid");
+        guest.console.tell("quit").expect("quit");
+        if extra.is_empty() {
+            dewar_testkit::wait_while_alive(pid);
+        } else {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        let (code, _, said) = held.go_on();
+        assert_eq!(code, 1, "{said}");
+        for word in words {
+            assert!(said.contains(word), "{said}");
+        }
+        assert!(!said.contains("No such process") && !said.contains("newest checkpoint"), "{said}");
+        lab.dewar(&["rm", "g", "--force"]).done();
+    }
+}

@@ -88,7 +88,10 @@ fn a_paused_guest_is_saved_and_stays_paused() {
     // QEMU saves a state only once until the guest runs; nothing has changed.
     lab.dewar(&["checkpoint", "still"]).failed(4, &["still exact", "paused"]);
     lab.crash("still");
+    // It comes back as it was, and runs where it is told to.
     lab.restore(&mut guest, &["b"]).expect("restore");
+    assert_eq!(lab.ps("still").expect("listed")["state"], "paused");
+    lab.restore(&mut guest, &["b", "--replace", "--run"]).expect("restore");
     guest.console.ask("verify").expect("consistent");
 }
 

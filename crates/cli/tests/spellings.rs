@@ -204,3 +204,31 @@ fn a_disk_on_a_server_for_one_is_not_moved() {
         let _ = fs::remove_file(&socket);
     }
 }
+
+/// A disk that was left out is not in the store, and empty in the guest that comes back.
+#[test]
+fn a_disk_can_be_left_out() {
+    let lab = common::lab();
+    let disks = [(); 2].map(|()| dewar_testkit::DiskSpec::default()).to_vec();
+    let mut guest = lab.run("g", &GuestSpec { disks, ..GuestSpec::default() }).expect("guest");
+    guest.console.ask("check 4000 1 disk").expect("check");
+    lab.dewar(&["checkpoint", "g", "--exclude", "scratch"]).failed(3, &["scratch", "virtio1"]);
+    let scratch = guest.folder.join("disk1.qcow2").display().to_string();
+    for wanted in ["virtio1", &scratch] {
+        let told = lab.dewar(&["checkpoint", "g", "--exclude", wanted]).done().json();
+        assert_eq!((&told["disks"], &told["excluded"]), (&json!(1), &json!(["virtio1"])), "{told}");
+    }
+    let listed = lab.dewar(&["ls"]).done().json();
+    assert_eq!(listed["checkpoints"][0]["excluded"], json!(["virtio1"]));
+    let whole = lab.dewar(&["checkpoint", "g", "--tag", "whole"]).done().json();
+    assert_eq!((&whole["disks"], &whole["excluded"]), (&json!(2), &json!([])));
+    guest.console.ask("verify").expect("it goes on");
+    let first = listed["checkpoints"][0]["checkpoint"].as_str().expect("id");
+    for (reference, excluded) in [(first, json!(["virtio1"])), ("whole", json!([]))] {
+        let told = lab.restore(&mut guest, &[reference, "--replace"]).expect("restore").json();
+        assert_eq!(told["excluded"], excluded);
+        guest.console.ask("verify").expect("whole");
+        lab.wait_for_memory("g");
+        lab.dewar(&["checkpoint", "g"]).done();
+    }
+}

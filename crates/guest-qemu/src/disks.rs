@@ -158,6 +158,13 @@ pub fn create_overlay(
     qemu_img::run(Some(file), &line)
 }
 
+/// Makes an empty qcow2 file over nothing.
+pub(crate) fn create_empty(path: &Path, virtual_bytes: u64) -> Result<(), DiskError> {
+    let file = create_private(path)?;
+    let size = virtual_bytes.to_string();
+    qemu_img::run(Some(file), &["create", "-q", "-f", "qcow2", STDIN, &size])
+}
+
 /// The transaction's part that puts the overlays on top, and begins to track
 /// what comes to the disks below under the name of `image`.
 pub(crate) fn snapshot_actions(journal: &Journal, image: &str) -> Value {

@@ -8,7 +8,7 @@ pub use userfault::{close_userfaultfd_device, uffd_origin};
 
 use crate::bitmaps;
 use crate::cmdline::{disk_places, file_of, plan_restore};
-use crate::discover::{Discovered, discover};
+use crate::discover::{Discovered, Disk, discover};
 use crate::disks;
 use crate::handover::current_line;
 use crate::journal::{Current, Journal, JournaledDisk};
@@ -50,6 +50,8 @@ pub struct QemuGuest {
     ran: bool,
     /// What is to be undone, as long as anything is: its file may be taken from us.
     noted: Option<Journal>,
+    /// Disks that are left out of a checkpoint.
+    excluded: Vec<Disk>,
 }
 
 impl QemuGuest {
@@ -85,7 +87,32 @@ impl QemuGuest {
             tracked: Vec::new(),
             ran: false,
             noted: None,
+            excluded: Vec::new(),
         })
+    }
+
+    /// Leaves disks out of what is captured, each by its name or by its file: a restored guest
+    /// finds empty ones in their place.
+    ///
+    /// # Errors
+    /// The first that the guest has not, and the names of those that it has.
+    pub fn exclude(&mut self, disks: &[String]) -> Result<(), (String, Vec<String>)> {
+        for wanted in disks {
+            let file = fs::canonicalize(wanted).ok();
+            let is_it = |disk: &Disk| {
+                let own = file_of(&disk.file).map(|own| self.record.folder.join(own));
+                disk.info.name == *wanted
+                    || own
+                        .and_then(|own| fs::canonicalize(own).ok())
+                        .is_some_and(|it| Some(it) == file)
+            };
+            let Some(index) = self.found.disks.iter().position(is_it) else {
+                let names = self.found.disks.iter().map(|disk| disk.info.name.clone()).collect();
+                return Err((wanted.clone(), names));
+            };
+            self.excluded.push(self.found.disks.remove(index));
+        }
+        Ok(())
     }
 
     /// What Dewar knows of it.
@@ -125,8 +152,9 @@ impl QemuGuest {
             let path = self.record.folder.join(file);
             fs::canonicalize(&path).unwrap_or(path)
         };
-        let mut disks = Vec::new();
-        for disk in &self.found.disks {
+        let (mut disks, mut excluded) = (Vec::new(), Vec::new());
+        let is_excluded = |disk: &Disk| self.excluded.contains(disk);
+        for disk in self.found.disks.iter().chain(&self.excluded) {
             let own = file_of(&disk.file).map(|file| real(&file));
             let is_own = |path: &str| file_of(path).map(|file| real(&file)) == own;
             let place = places.iter().position(|place| own.is_some() && is_own(&place.path));
@@ -137,7 +165,13 @@ impl QemuGuest {
                 );
                 return Err(self.unsupported(reason));
             };
-            disks.push(json!({"name": disk.info.name, "place": place}));
+            let (name, bytes) = (&disk.info.name, disk.info.virtual_bytes);
+            match is_excluded(disk) {
+                true => {
+                    excluded.push(json!({"name": name, "place": place, "virtual_bytes": bytes}))
+                }
+                false => disks.push(json!({"name": name, "place": place})),
+            }
         }
         self.line = Some(line.clone());
         let held = Journal::load(&self.folder).ok().flatten().is_some_and(|it| it.held);
@@ -154,6 +188,7 @@ impl QemuGuest {
             "machine": self.found.machine,
             "run_state": run_state,
             "disks": disks,
+            "excluded": excluded,
         }))
     }
 
@@ -207,6 +242,11 @@ impl QemuGuest {
             Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    /// How a guest is whose process has ended.
+    fn gone(&mut self) -> Health {
+        if self.qmp.has_shut_down() { Health::ShutDown } else { Health::Gone }
     }
 
     fn plan_journal(&mut self) -> Result<Journal, GuestError> {
@@ -401,12 +441,12 @@ impl Guest for QemuGuest {
 
     fn health(&mut self) -> Health {
         if self.process.has_ended() {
-            return Health::Gone;
+            return self.gone();
         }
         let status = RunState::of(&mut self.qmp);
         // A QEMU that is ending closes its socket before it is gone.
         if status.is_err() && self.process.ends_within(END_WITHIN) {
-            return Health::Gone;
+            return self.gone();
         }
         let journal = Journal::load(&self.folder);
         let is_under_way = journal.map(|found| found.is_some() || self.noted.is_some());

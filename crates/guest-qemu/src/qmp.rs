@@ -75,6 +75,8 @@ pub struct Qmp {
     received: Vec<u8>,
     next_id: u64,
     resumes: u64,
+    /// Whether the guest powered itself off.
+    shut_down: bool,
     /// Kinds of devices that have no option ROM: that does not change.
     without_rom: HashSet<String>,
 }
@@ -124,13 +126,18 @@ impl Qmp {
     }
 
     fn greeted(mut self, within: Duration) -> Result<Self, QmpError> {
-        match self.message(Instant::now() + within) {
-            Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
-            Ok(Some(other)) => {
-                return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());
+        let deadline = Instant::now() + within;
+        loop {
+            match self.message(deadline) {
+                Ok(Some(greeting)) if greeting.get("QMP").is_some() => break,
+                // What was still to be said to whoever was connected before.
+                Ok(Some(rest)) if rest.get("event").is_some() || rest.get("return").is_some() => {}
+                Ok(Some(other)) => {
+                    return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());
+                }
+                Ok(None) => return Err(QmpError::Busy),
+                Err(error) => return Err(error),
             }
-            Ok(None) => return Err(QmpError::Busy),
-            Err(error) => return Err(error),
         }
         self.execute_within(within.max(GREET_WITHIN), "qmp_capabilities", json!({}))?;
         Ok(self)
@@ -146,7 +153,9 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        Self { stream, received: Vec::new(), next_id: 1, resumes: 0, without_rom: HashSet::new() }
+        let (resumes, shut_down) = (0, false);
+        let without_rom = HashSet::new();
+        Self { stream, received: Vec::new(), next_id: 1, resumes, shut_down, without_rom }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -223,6 +232,13 @@ impl Qmp {
             }
         }
         self.resumes > 0
+    }
+
+    /// Whether the guest powered itself off, by all that QEMU has said until now, also if it is
+    /// gone.
+    pub(crate) fn has_shut_down(&mut self) -> bool {
+        while let Ok(Some(_)) = self.message(Instant::now() + Duration::from_micros(100)) {}
+        self.shut_down
     }
 
     /// How often the vCPUs were let run since we connected, by what QEMU had said when it
@@ -312,6 +328,8 @@ impl Qmp {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 if let Ok(message) = serde_json::from_slice::<Value>(&line) {
                     self.resumes += u64::from(message["event"] == "RESUME");
+                    self.shut_down |=
+                        message["event"] == "SHUTDOWN" && message["data"]["guest"] == true;
                     return Ok(Some(message));
                 }
             }

@@ -1,7 +1,9 @@
 //! Starting a guest again from what an image says of it.
 
-use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_restore};
-use crate::disks::{DiskError, create_overlay};
+use crate::cmdline::{
+    PlannedRegion, Properties, RestorePlan, Unsupported, disk_places, plan_restore,
+};
+use crate::disks::{DiskError, create_empty, create_overlay};
 use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::GuestFolder;
@@ -27,6 +29,9 @@ pub struct Machine {
     pub machine: String,
     /// The writable disks: name, and place on the command line.
     pub disks: Vec<MachineDisk>,
+    /// Those that were left out.
+    #[serde(default)]
+    pub excluded: Vec<ExcludedDisk>,
     /// How it stood when it was saved, in QEMU's word; an image of before this was noted
     /// says nothing, and its guest is let run where QEMU lets it.
     #[serde(default)]
@@ -47,6 +52,37 @@ pub struct MachineDisk {
     pub name: String,
     /// Its index among the disk files of the command line.
     pub place: usize,
+}
+
+/// A writable disk that was left out of an image: a restored guest has an empty one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExcludedDisk {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// Its index among the disk files of the command line.
+    pub place: usize,
+    /// The size that the guest sees.
+    pub virtual_bytes: u64,
+}
+
+/// The names of the disks that were left out of an image, by what it says of its machine.
+pub fn excluded_disks(machine: &Value) -> Vec<String> {
+    let all = machine["excluded"].as_array().into_iter().flatten();
+    all.filter_map(|disk| Some(disk["name"].as_str()?.to_owned())).collect()
+}
+
+/// Has a guest that is to run beside the one that it is a copy of know that it is another: its
+/// generation id (`vmgenid`) is a new one, and it makes random numbers of its own.
+pub fn renew_identity(machine: &mut Value) {
+    let Some(words) = machine["arguments"].as_array_mut() else { return };
+    for word in words {
+        let option = word.as_str().and_then(|word| Properties::parse(word).ok());
+        let is_id = |it: &Properties| it.get("driver", "driver").as_deref() == Some("vmgenid");
+        if let Some(mut device) = option.filter(is_id) {
+            device.set("guid", "auto", "auto".into());
+            *word = device.to_string().into();
+        }
+    }
 }
 
 /// A saved copy of a disk.
@@ -133,23 +169,32 @@ pub fn plan_revival(
         }
         overlays.insert(disk.place, overlay_path(folder, index));
     }
+    for (index, disk) in (machine.disks.len()..).zip(&machine.excluded) {
+        if disk.place >= places {
+            return Err(ReviveError::NoCopy(disk.name.clone()));
+        }
+        overlays.insert(disk.place, overlay_path(folder, index));
+    }
     let socket = folder.file("qmp.sock");
     let (line, kind) = (&machine.arguments, &machine.machine);
     let plan = plan_restore(line, &socket, ram_path, &overlays, kind, &machine.folder)?;
     let planned = order_regions(&plan.run.regions, regions)?;
     let user = QemuUser::of(&machine.arguments)?;
     let mut made = Vec::new();
-    for disk in &machine.disks {
-        let path = overlays[&disk.place].clone();
-        let result = disks
-            .iter()
-            .find(|saved| saved.name == disk.name)
-            .ok_or_else(|| ReviveError::NoCopy(disk.name.clone()))
-            .and_then(|saved| Ok(overlay_on(saved, &path)?))
-            .and_then(|()| match &user {
-                Some(user) => Ok(user.give(&path, folder.root())?),
-                None => Ok(()),
-            });
+    let saved = machine.disks.iter().map(|disk| (disk.place, &disk.name, None));
+    let empty = machine.excluded.iter().map(|it| (it.place, &it.name, Some(it.virtual_bytes)));
+    for (place, name, empty_bytes) in saved.chain(empty) {
+        let path = overlays[&place].clone();
+        let saved = disks.iter().find(|saved| saved.name == *name);
+        let result = match (empty_bytes, saved) {
+            (Some(bytes), _) => keep_old(&path).and_then(|()| create_empty(&path, bytes)),
+            (None, Some(saved)) => overlay_on(saved, &path),
+            (None, None) => return Err(ReviveError::NoCopy(name.clone())),
+        };
+        let result = result.map_err(ReviveError::from).and_then(|()| match &user {
+            Some(user) => Ok(user.give(&path, folder.root())?),
+            None => Ok(()),
+        });
         if let Err(error) = result {
             crate::launch::remove_files(&made);
             return Err(error);
@@ -166,14 +211,20 @@ pub fn overlay_path(folder: &GuestFolder, index: usize) -> PathBuf {
 }
 
 fn overlay_on(saved: &SavedDisk, overlay: &Path) -> Result<(), DiskError> {
-    // A guest by this name before may want its disk back, should this fail.
+    keep_old(overlay)?;
+    let base = saved.path.display().to_string();
+    create_overlay(overlay, &base, &saved.format, saved.virtual_bytes)
+}
+
+/// Puts an overlay that is there aside: a guest by this name before may want its disk back,
+/// should the restore fail.
+fn keep_old(overlay: &Path) -> Result<(), DiskError> {
     if overlay.exists() {
         std::fs::rename(overlay, overlay.with_extension("qcow2.old")).map_err(|error| {
             DiskError::File(format!("cannot rename {}", overlay.display()), error)
         })?;
     }
-    let base = saved.path.display().to_string();
-    create_overlay(overlay, &base, &saved.format, saved.virtual_bytes)
+    Ok(())
 }
 
 /// The planned regions in the order of the saved ones.
@@ -207,4 +258,18 @@ pub fn load_state(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
 /// Where QEMU refuses.
 pub fn start(qmp: &mut Qmp) -> Result<(), QmpError> {
     qmp.execute("cont", json!({})).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_a_generation_id_of_its_own() {
+        let mut machine =
+            json!({"arguments": ["-device", "vmgenid,guid=324e6eaf,id=v", "-m", "1G"]});
+        renew_identity(&mut machine);
+        assert_eq!(machine["arguments"][1], "vmgenid,guid=auto,id=v");
+        assert_eq!(machine["arguments"][3], "1G");
+    }
 }

@@ -169,6 +169,8 @@ pub enum Health {
     Stuck,
     /// Its process has ended.
     Gone,
+    /// It powered itself off, and its process has ended.
+    ShutDown,
     /// It does not answer, or is not as it was found.
     Unknown(String),
 }
@@ -185,6 +187,7 @@ impl std::fmt::Display for Health {
                  then let it run on (QMP 'cont')"
             ),
             Self::Gone => write!(f, "the guest's process has ended"),
+            Self::ShutDown => write!(f, "the guest powered itself off meanwhile"),
             Self::Unknown(why) => write!(f, "the guest needs attention: {why}"),
         }
     }

@@ -43,6 +43,10 @@ pub struct CheckpointArgs {
     /// store that is slow. The server needs the room.
     #[arg(long, value_name = "SIZE", requires = "dirty_store")]
     pub spread: Option<ByteSize>,
+    /// Leave a disk out (scratch, swap): its name as 'inspect' tells it, or its file. A restored
+    /// guest has an empty disk in its place. May be given several times.
+    #[arg(long, value_name = "DISK")]
+    pub exclude: Vec<String>,
     #[command(flatten)]
     pub store: StoreArgs,
 }

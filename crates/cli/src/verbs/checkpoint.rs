@@ -11,6 +11,7 @@ use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::registry::GuestFolder;
+use dewar_guest_qemu::revive::excluded_disks;
 use dewar_image::{Dedup, DirtyStore, EpochRecord, Location, Record, Store};
 use dewar_kernel::{OwnSession, available_memory};
 use dewar_units::{ByteSize, PAGE_BYTES};
@@ -21,6 +22,13 @@ use std::time::Duration;
 pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking at the guest");
     let (mut guest, guest_folder, lock) = attach(context, &args.name, &progress)?;
+    guest.exclude(&args.exclude).map_err(|(wanted, has)| {
+        let what = format!("guest '{}' has no writable disk '{wanted}'", args.name);
+        let has = if has.is_empty() { "it has none".to_owned() } else { has.join(", ") };
+        Failure::new(Code::NotFound, what)
+            .state("the guest was not touched")
+            .advice(format!("its disks: {has}"))
+    })?;
     let location = context.store_location(args.store.store.as_deref())?;
     let store = Store::open_or_create(&location)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
@@ -57,7 +65,11 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     if result.is_ok() || !matches!(health, Health::Unknown(_)) {
         guardian.dismiss();
     }
-    let taken = result.map_err(|error| explain(error, &health))?;
+    let taken = result.map_err(|error| {
+        let has_one =
+            || store.records().is_ok_and(|(all, _)| all.iter().any(|it| it.guest == args.name));
+        explain(error, &health, has_one)
+    })?;
     let mut told = to_json(&taken.record, &store);
     told["tracked"] = taken.by_tracking.into();
     told["max_pause_ms"] = (args.max_pause.as_secs_f64() * 1e3).into();
@@ -214,12 +226,13 @@ const MANY_DISKS: usize = 8;
 const ZSTD_LEVEL: i32 = -1;
 
 /// A failed checkpoint, with the state that the guest is in.
-fn explain(failure: Failure, health: &Health) -> Failure {
+fn explain(failure: Failure, health: &Health, has_one: impl FnOnce() -> bool) -> Failure {
     let failure = failure.state(format!("no checkpoint was made; {health}"));
     match health {
         Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
         Health::Stuck => failure.attention(),
-        Health::Gone => failure.attention().advice(GONE),
+        Health::Gone if has_one() => failure.attention().advice(GONE),
+        Health::Gone => failure.attention().advice("there is no checkpoint of it"),
         _ => failure,
     }
 }
@@ -261,6 +274,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
         "dirty_stores": dirty_stores,
         "created_ms": record.created_ms,
         "disks": record.disks.len(),
+        "excluded": excluded_disks(&record.machine),
     })
 }
 
@@ -295,6 +309,10 @@ fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
         let store = own.map_or("the dirty store", |source| source.store.as_str());
         let sent = summary.captured.dirty_store + summary.captured.spread;
         text.push_str(&format!("\n{} of them in {store}, of {sent} sent there", counts.keyed));
+    }
+    let excluded = excluded_disks(&record.machine);
+    if !excluded.is_empty() {
+        text.push_str(&format!("\nleft out: {}", foreign(&excluded.join(", "))));
     }
     if let Some(parent) = &record.parent {
         let how =

@@ -3,6 +3,7 @@ use crate::context::{Context, warn_of};
 use crate::failure::Failure;
 use crate::output::{ago, foreign, milliseconds, table};
 use crate::verbs::checkpoint::to_json;
+use dewar_guest_qemu::revive::excluded_disks;
 use dewar_image::{ImageError, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
@@ -29,6 +30,13 @@ pub fn run(context: &Context, args: LsArgs) -> Result<(), Failure> {
             rows,
         )
     };
+    for record in &records {
+        let excluded = excluded_disks(&record.machine);
+        if !excluded.is_empty() {
+            let names = foreign(&excluded.join(", "));
+            text.push_str(&format!("\n{} is without disk {names}", record.id));
+        }
+    }
     for problem in &problems {
         text.push_str(&format!("\nproblem: {}", foreign(&problem.to_string())));
     }

@@ -11,6 +11,7 @@ use crate::context::{Context, Held, lacks_server, make_way, qmp_failure};
 use crate::failure::{Code, Failure};
 use crate::kept::{all_forwarded, listed};
 use crate::old_ram::OldRam;
+use crate::output::foreign;
 use crate::progress::Progress;
 use crate::ram_dir::ram_dir;
 use crate::replaced;
@@ -24,7 +25,9 @@ use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_f
 use dewar_guest_qemu::registry::{
     Frozen, GuestFolder, GuestLock, GuestRecord, Origin, Phase, ProcessId,
 };
-use dewar_guest_qemu::revive::{Revival, ReviveError, SavedDisk, plan_revival, start};
+use dewar_guest_qemu::revive::{
+    Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, renew_identity, start,
+};
 use dewar_guest_qemu::{
     QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
 };
@@ -148,11 +151,18 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let clock = state
         .is_running()
         .then(|| bring_forward(args.clock, saved, &record.arguments, &record.folder));
+    let excluded = excluded_disks(&image.record().machine);
+    let empty = match excluded.is_empty() {
+        true => String::new(),
+        false => {
+            format!("\nempty, since the checkpoint is without: {}", foreign(&excluded.join(", ")))
+        }
+    };
     let is_paused = state.is_paused();
     let how = match state.why_not_running() {
         Some(_) => format!("is {state}, as it was,"),
         None if is_paused && !args.paused => {
-            "is paused, as it was (QMP 'cont' lets it run),".into()
+            "is paused, as it was (--run, or QMP 'cont', lets it run),".into()
         }
         None if is_paused => "is paused".into(),
         None => "runs".to_owned(),
@@ -163,9 +173,10 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
             "paused": is_paused, "state": state.to_string(), "total_ms": ms, "pages_reused": reused,
             "not_forwarded": unforwarded, "clock": clock.as_ref().map(Clock::told),
+            "excluded": excluded,
         }),
         &format!(
-            "{} {how} as process {}, from checkpoint {id}, after {}{memory}{}{}",
+            "{} {how} as process {}, from checkpoint {id}, after {}{memory}{empty}{}{}",
             record.name,
             record.process.pid,
             crate::output::milliseconds(ms),
@@ -249,7 +260,10 @@ fn bring_back(
         .iter()
         .map(|region| (region.name.clone(), region.pages * PAGE_BYTES as u64))
         .collect();
-    let machine = image.record().machine.clone();
+    let mut machine = image.record().machine.clone();
+    if name != image.record().guest {
+        renew_identity(&mut machine);
+    }
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());
@@ -285,7 +299,7 @@ fn bring_back(
     )?;
     let mut qmp = launched.qmp;
     // Of a frozen one it is known otherwise whether it ran.
-    let ran = thawing || machine.was_running();
+    let ran = thawing || args.run || machine.was_running();
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, qmp_path);
     let mut record = GuestRecord {

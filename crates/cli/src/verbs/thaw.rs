@@ -130,6 +130,7 @@ fn from_store(
         name: Some(name.to_owned()),
         eager: false,
         paused,
+        run: false,
         clock,
         replace: false,
         // Its memory was promised to it before.

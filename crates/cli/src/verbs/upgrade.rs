@@ -63,7 +63,11 @@ fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Fail
             if crashed
                 || matches!(
                     health,
-                    Health::Running | Health::Paused | Health::Stands(_) | Health::Gone
+                    Health::Running
+                        | Health::Paused
+                        | Health::Stands(_)
+                        | Health::Gone
+                        | Health::ShutDown
                 )
             {
                 guardian.dismiss();
