@@ -505,7 +505,7 @@ fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
     let image = told["checkpoint"].as_str().expect("checkpoint").to_owned();
     lab.dewar(&["delete", &image]).failed(1, &["all that there is of frozen guest 'a'"]);
     lab.dewar(&["restore", "a"]).failed(1, &["guest 'a' is frozen", "--yes"]);
-    lab.dewar(&["run", "a", "--", "qemu-system-x86_64"]).failed(1, &["there is a guest 'a'"]);
+    lab.dewar(&["run", "a", "--", "qemu-system-x86_64"]).failed(1, &["guest 'a' is frozen"]);
     for step in ["starting QEMU", "loading the devices"] {
         HeldCheckpoint::at_with(&lab, &["thaw", "a"], step).kill();
         let state = lab.ps("a").expect("listed")["state"].clone();
