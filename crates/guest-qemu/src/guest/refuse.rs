@@ -71,7 +71,7 @@ impl QemuGuest {
         let what = match (journal.was_running, state.is_running()) {
             (true, false) => match state.why_not_running() {
                 Some(why) => format!("meanwhile it {why}"),
-                None => "somebody paused it meanwhile".to_owned(),
+                None => "somebody stopped it meanwhile".to_owned(),
             },
             (false, true) => "somebody let it run meanwhile".to_owned(),
             _ => return Ok(()),
