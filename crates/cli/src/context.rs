@@ -155,13 +155,17 @@ impl Context {
         if overcommit {
             return Ok(RamRoom { free: u64::MAX, promised: 0 });
         }
-        let ended = |record: &GuestRecord| {
-            record.name != name && record.frozen.is_none() && !record.process.is_alive()
+        // One that a command works on may be about to come back, in files of the same names.
+        let ended = |(folder, record): &(GuestFolder, GuestRecord)| {
+            record.name != name
+                && record.frozen.is_none()
+                && !record.process.is_alive()
+                && folder.lock().is_ok()
         };
         // Of guests that cannot be listed all counts.
-        let guests = self.guests().unwrap_or_default().into_iter();
-        let ended = guests.map(|(_, record)| record).filter(ended);
-        RamRoom::look(folder, &usual_dirs(), &ended.flat_map(|it| it.owned_ram).collect())
+        let ended = self.guests().unwrap_or_default().into_iter().filter(ended);
+        let files = ended.flat_map(|(_, record)| record.owned_ram).collect();
+        RamRoom::look(folder, &usual_dirs(), &files)
     }
 
     /// All guests with their records; one that is removed meanwhile is none.
@@ -350,7 +354,8 @@ pub fn qmp_failure(record: &GuestRecord, error: &QmpError) -> Failure {
 }
 
 /// What to do with a guest that its QEMU does not let run.
-const CONT: &str = "mend what QEMU complains of, then 'dewar thaw' it if it is frozen, or let it                     run with QMP 'cont'; 'dewar stop --now' ends it";
+const CONT: &str = "mend what QEMU complains of, then 'dewar thaw' it if it is frozen, or let it run \
+                    with QMP 'cont'; 'dewar stop --now' ends it";
 
 impl Held {
     /// Ends all processes of the guest, whatever state it and they are in, and then finishes

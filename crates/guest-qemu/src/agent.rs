@@ -3,7 +3,7 @@
 
 use crate::cmdline::{Properties, arguments};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -52,9 +52,10 @@ fn talk(socket: &Path) -> Result<(), String> {
     let time = now.as_nanos() as u64;
     ask(&mut stream, &json!({"execute": "guest-set-time", "arguments": {"time": time}}))?;
     let said = answer(&mut answers, deadline)?;
-    match said["error"]["desc"].as_str() {
-        Some(why) => Err(why.to_owned()),
-        None => Ok(()),
+    match (said.get("return"), said["error"]["desc"].as_str()) {
+        (Some(_), _) => Ok(()),
+        (None, Some(why)) => Err(why.to_owned()),
+        (None, None) => Err("its answer is none".to_owned()),
     }
 }
 
@@ -64,18 +65,21 @@ fn ask(stream: &mut UnixStream, command: &Value) -> Result<(), String> {
 }
 
 fn answer(answers: &mut BufReader<UnixStream>, deadline: Instant) -> Result<Value, String> {
-    const LONGEST: u64 = 1 << 16;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err("it does not answer".to_owned());
-    }
-    answers.get_ref().set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
+    const LONGEST: usize = 1 << 16;
     let mut line = Vec::new();
-    std::io::Read::take(&mut *answers, LONGEST)
-        .read_until(b'\n', &mut line)
-        .map_err(|_| "it does not answer".to_owned())?;
-    if line.is_empty() {
-        return Err("it is not there".to_owned());
+    // Byte by byte: a read timeout begins anew with each piece that comes.
+    while line.last() != Some(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || line.len() >= LONGEST {
+            return Err("it does not answer".to_owned());
+        }
+        answers.get_ref().set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
+        let mut byte = [0];
+        match answers.read(&mut byte) {
+            Ok(0) => return Err("it is not there".to_owned()),
+            Ok(_) => line.push(byte[0]),
+            Err(_) => return Err("it does not answer".to_owned()),
+        }
     }
     Ok(serde_json::from_slice(&line).unwrap_or(Value::Null))
 }

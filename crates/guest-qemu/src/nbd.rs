@@ -34,6 +34,10 @@ fn server_of(file: &str) -> Option<Server> {
     let address = rest.strip_prefix("://").or_else(|| rest.strip_prefix("+tcp://"));
     let address = address.or_else(|| rest.strip_prefix(':'))?;
     let address = address.split(['/', '?']).next()?;
+    if let Some((host, port)) = address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        let port = port.strip_prefix(':').and_then(|port| port.parse().ok()).unwrap_or(PORT);
+        return Some(Server::Tcp(host.to_owned(), port));
+    }
     let (host, port) = address.split_once(':').map_or((address, None), |(host, port)| {
         (host, port.split(':').next().and_then(|port| port.parse().ok()))
     });
@@ -52,7 +56,8 @@ fn in_json(node: &Value) -> Option<Server> {
     })
 }
 
-/// Whether a disk is on an NBD server that does not serve one client more.
+/// Whether a disk is on an NBD server that does not serve one client more: it lets us connect,
+/// and says nothing. One that cannot be reached from here may be by QEMU.
 pub(crate) fn is_full(file: &str) -> bool {
     let greets = |mut stream: Box<dyn Read>| {
         let mut greeting = [0; 8];
@@ -60,14 +65,14 @@ pub(crate) fn is_full(file: &str) -> bool {
     };
     match server_of(file) {
         None => false,
-        Some(Server::Unix(path)) => !UnixStream::connect(path).is_ok_and(|stream| {
-            stream.set_read_timeout(Some(GREETS_WITHIN)).is_ok() && greets(Box::new(stream))
+        Some(Server::Unix(path)) => UnixStream::connect(path).is_ok_and(|stream| {
+            stream.set_read_timeout(Some(GREETS_WITHIN)).is_ok() && !greets(Box::new(stream))
         }),
         Some(Server::Tcp(host, port)) => {
             let addresses = (host.as_str(), port).to_socket_addrs().into_iter().flatten();
             let connect = |at| TcpStream::connect_timeout(&at, GREETS_WITHIN).ok();
-            !addresses.into_iter().find_map(connect).is_some_and(|stream| {
-                stream.set_read_timeout(Some(GREETS_WITHIN)).is_ok() && greets(Box::new(stream))
+            addresses.into_iter().find_map(connect).is_some_and(|stream| {
+                stream.set_read_timeout(Some(GREETS_WITHIN)).is_ok() && !greets(Box::new(stream))
             })
         }
     }
@@ -87,6 +92,7 @@ mod tests {
             ("nbd:unix:/run/a:exportname=x", unix("/run/a")),
             ("nbd://host:5/x", tcp("host", 5)),
             ("nbd://host", tcp("host", PORT)),
+            ("nbd://[::1]:10810/x", tcp("::1", 10810)),
             ("nbd:host:7", tcp("host", 7)),
             (
                 r#"json:{"driver":"raw","file":{"driver":"nbd","server":{"type":"unix","path":"/run/a"}}}"#,

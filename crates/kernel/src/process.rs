@@ -83,10 +83,17 @@ impl ProcessHandle {
 
     /// Waits up to `time` for its end; says whether it came.
     pub fn ends_within(&self, time: Duration) -> bool {
-        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
-        let timeout =
-            Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        matches!(poll(&mut polled, Some(&timeout)), Ok(count) if count > 0)
+        let deadline = Instant::now() + time;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+            let timeout =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            match poll(&mut polled, Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {}
+                answer => return matches!(answer, Ok(count) if count > 0),
+            }
+        }
     }
 
     /// Sends SIGKILL.

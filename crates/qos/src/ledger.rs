@@ -358,7 +358,11 @@ impl Ledger {
         if others.iter().any(|other| is_anothers(other) && other.has_any(&tasks)) {
             return;
         }
-        self.release(entry);
+        match read(&self.path_of(entry)) {
+            // The guest is another by now, with a controller of its own.
+            Ok(Some(now)) if is_anothers(&now) => give_back(entry),
+            _ => self.release(entry),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -206,6 +206,8 @@ pub fn take(
     if let Some(tracking) = tracking {
         tracking.strike_out(folder)?;
     }
+    // One that stood still before may stand still as long as it takes.
+    let pauses = pauses.filter(|_| guest.health() == Health::Running);
     let observer = Guarded { progress, pauses, max_pause: wanted.max_pause };
     let result = checkpoint(guest, store, options, &observer);
     folder.remove_scratch();

@@ -31,9 +31,9 @@ use dewar_guest_qemu::revive::{
 use dewar_guest_qemu::{
     QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
 };
-use dewar_image::{DiskRecord, ImageReader, Record, RegionRecord, Store};
+use dewar_image::{DiskRecord, ImageError, ImageReader, Record, RegionRecord, Store};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
-use dewar_units::PAGE_BYTES;
+use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,8 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let began = Instant::now();
     require_tracking()?;
     let progress = Progress::new("reading the checkpoint");
-    if let Some(resumed) = resume_service(context, &args)? {
+    let resumed = if args.replace { None } else { resume_service(context, &args)? };
+    if let Some(resumed) = resumed {
         drop(progress);
         context.print(
             json!({"name": resumed, "resumed": true}),
@@ -69,7 +70,8 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     replaced::end_unfinished(&folder)?;
     let mut before = folder.record_if_any()?;
     if let Some(record) = before.clone().filter(|_| args.replace) {
-        lock = end_predecessor(&image, Held { folder: folder.clone(), record, lock })?;
+        let taken = Held { folder: folder.clone(), record, lock };
+        lock = end_predecessor(context, &args, &store, &image, taken)?;
         before = folder.record_if_any()?;
     }
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
@@ -191,11 +193,33 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     end
 }
 
-/// Ends the guest whose name the restored one is to have, when all of the image that is read
-/// before a QEMU starts was found whole.
-fn end_predecessor(image: &ImageReader, mut before: Held) -> Result<GuestLock, Failure> {
-    image.blob("device state", &image.record().device_state)?;
-    hot_pages(image)?;
+/// Ends the guest whose name the restored one is to have, when the image was found whole but for
+/// the pages themselves, and there is room for it.
+fn end_predecessor(
+    context: &Context,
+    args: &RestoreArgs,
+    store: &Store,
+    image: &ImageReader,
+    mut before: Held,
+) -> Result<GuestLock, Failure> {
+    let stays = |failure: Failure| failure.state("the guest that has its name was left as it is");
+    let whole = || -> Result<(), ImageError> {
+        image.blob("device state", &image.record().device_state)?;
+        image.require_segments()?;
+        image.read_table_ahead()?;
+        store.check_disks(image.record())
+    };
+    whole().map_err(|error| stays(error.into()))?;
+    hot_pages(image).map_err(|error| stays(error.into()))?;
+    let ram_dir = ram_dir(args.ram_dir.clone());
+    let room = context.ram_room(&before.record.name, &ram_dir, args.overcommit);
+    let own: u64 =
+        before.record.owned_ram.iter().filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum();
+    let needed = image.record().memory.pages * PAGE_BYTES as u64;
+    if room.is_ok_and(|room| room.left().saturating_add(own) < needed) {
+        let what = format!("there is no room for {} of RAM in its place", ByteSize(needed));
+        return Err(stays(Failure::new(Code::Unsupported, what)));
+    }
     if before.record.phase == Phase::Frozen {
         before.give_up_frozen()?;
     } else {

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 /// How long QEMU itself may take to end, and to answer that it will.
 const QUIT_WITHIN: Duration = Duration::from_secs(2);
 const SERVER_WITHIN: Duration = Duration::from_secs(3);
+/// A guest that has stood still for so long does not hear of its power button.
+const STANDS_STILL: Duration = Duration::from_secs(3);
 /// How often it is looked whether the guest is off.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -34,6 +36,10 @@ pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
         held.require_alive()?;
     }
     held.end()?;
+    if held.record.phase == Phase::Frozen && held.record.frozen.is_some() {
+        // Its thaw was cut short: what was kept of it is there, and nobody said to lose it.
+        return give_up(context, &mut held, args.yes);
+    }
     held.folder.remove_ram(&held.record)?;
     let how = if by_itself { "shut itself down" } else { "was ended" };
     context.print(
@@ -100,11 +106,16 @@ fn power_down(record: &GuestRecord, timeout: Duration) -> Result<bool, Failure> 
     if RunState::of(&mut qmp).map_err(|error| failed(&error))?.is_running() {
         qmp.execute("system_powerdown", json!({})).map_err(|error| failed(&error))?;
     }
+    let mut still = None;
     loop {
         match RunState::of(&mut qmp) {
             Ok(state) if state.is_off() => return Ok(true),
-            Ok(state) if !state.is_running() && state.word() != "suspended" => return Ok(false),
             Ok(_) if Instant::now() > deadline => return Ok(false),
+            Ok(state) if state.is_running() || state.word() == "suspended" => still = None,
+            // Somebody may hold it for a moment only, to save it say.
+            Ok(_) if still.get_or_insert_with(Instant::now).elapsed() > STANDS_STILL => {
+                return Ok(false);
+            }
             Ok(_) => {}
             // A QEMU that is ending closes its socket before it is gone.
             Err(_) => {

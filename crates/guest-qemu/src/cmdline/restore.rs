@@ -66,17 +66,14 @@ pub fn disk_places(line: &[String]) -> Result<Vec<DiskPlace>, Unsupported> {
             | "pflash" => (Some(value.to_owned()), DiskForm::Plain),
             "drive" => {
                 let drive = Properties::parse(value)?;
-                let file = drive.get("file", "");
-                if file.as_ref().is_none_or(|file| file.starts_with("json:")) {
-                    let path = match &file {
-                        Some(file) => file_of(file),
-                        None => nested_filename(&drive),
-                    };
-                    let form = DiskForm::Drive;
+                let Some(file) = drive.get("file", "") else {
+                    let (path, form) = (nested_filename(&drive), DiskForm::Drive);
                     nested.extend(path.map(|path| DiskPlace { at: argument.at, path, form }));
                     continue;
-                }
-                (file, DiskForm::Drive)
+                };
+                // As JSON it had its number before it was known what is in it.
+                let file = file_of(&file).filter(|_| file.starts_with("json:")).unwrap_or(file);
+                (Some(file), DiskForm::Drive)
             }
             "blockdev" => {
                 let node = Properties::parse(value)?;
@@ -358,6 +355,25 @@ mod tests {
         ] {
             assert_eq!(file_of(name).as_deref(), file, "{name}");
         }
+    }
+
+    /// Checkpoints name disks by their numbers: what is known of a line by now must not
+    /// change those that it had before.
+    #[test]
+    fn disks_keep_the_numbers_that_they_had() {
+        let line = [
+            "-drive",
+            r#"file=json:{"driver":"raw",,"file":{"driver":"file",,"filename":"/a"}},readonly=on"#,
+            "-drive",
+            "file.filename=/new,if=none",
+            "-cdrom",
+            "/cd",
+            "-drive",
+            "file=/b",
+        ];
+        let places = disk_places(&line.map(str::to_owned)).expect("places");
+        let paths: Vec<&str> = places.iter().map(|place| place.path.as_str()).collect();
+        assert_eq!(paths, ["/a", "/b", "/cd", "/new"]);
     }
 
     /// However a disk is written, it is found, and another file can be put in its place.

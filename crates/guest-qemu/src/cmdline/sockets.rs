@@ -65,17 +65,23 @@ pub fn require_sockets(line: &[String], folder: &Path) -> Result<(), Unsupported
     for UnixSocket { path, is_server, is_patient, is_tpm } in unix_sockets(line, folder) {
         let is_listened = listening.contains(&path)
             || fs::canonicalize(&path).is_ok_and(|path| listening.contains(&path));
+        // A listener may have bound it by a relative name, or through a link.
+        let is_perhaps =
+            path.exists() && listening.iter().any(|other| other.file_name() == path.file_name());
+        if !is_server && (is_listened || is_perhaps || is_patient && !is_tpm) {
+            continue;
+        }
         let shown = path.display();
         let why = match (is_server, is_listened) {
             (true, true) => format!(
                 "another process listens on {shown}, which its command line names, and would lose \
                  it: end that one first"
             ),
-            (false, false) if is_tpm => format!(
+            (false, _) if is_tpm => format!(
                 "its TPM is not there: nobody listens on {shown}; start it again ('swtpm socket \
                  --tpm2 --tpmstate dir=DIR --ctrl type=unixio,path={shown}', as before)"
             ),
-            (false, false) if !is_patient => {
+            (false, _) => {
                 format!("nobody listens on {shown}, to which its QEMU connects: start that first")
             }
             _ => continue,

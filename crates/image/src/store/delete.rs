@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::backend::{Held, Hold};
-use crate::lease::WriterLease;
+use crate::lease::{self, WriterLease};
 use crate::{ImageError, ImageId, KeyedSource, dirty};
 use std::collections::BTreeSet;
 
@@ -86,7 +86,13 @@ impl Store {
             Ok(lease) => lease.abandon(self)?,
             // Should we die now, the next collection finds that nobody needs them.
             Err(why) if why.is_for_want_of_room() => {
-                doomed.iter().try_for_each(|name| self.backend.remove(name))?;
+                // A number may have been given out twice: to a writer, or its record, of meanwhile.
+                let mut needed = lease::named(self.backend())?;
+                for record in self.each_record()? {
+                    needed.extend(self.needs(&record));
+                }
+                let doomed = doomed.iter().filter(|name| !needed.contains(*name));
+                doomed.into_iter().try_for_each(|name| self.backend.remove(name))?;
                 for source in &doomed_pages {
                     dirty::remove(&source.store, &dirty::owner(&self.id(), &source.image))?;
                 }
