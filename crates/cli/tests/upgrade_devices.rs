@@ -418,7 +418,7 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
     lab.dewar(&["thaw", "g"]).done();
     let mut qmp = Qmp::connect(&user).expect("QMP");
     assert!(devices(&mut qmp).contains(&"late-disk".to_owned()));
-    // A disk whose content lies elsewhere now must not be opened as it was.
+    // A disk whose content lies elsewhere now is not opened as it was.
     let blocks = qmp.execute("query-block", json!({})).expect("blocks");
     let first = blocks.as_array().expect("list").iter().find(|it| it["device"] == "virtio0");
     let overlay = lab.path().join("snapshot.qcow2");
@@ -428,11 +428,18 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
     qmp.execute("blockdev-snapshot-sync", snapshot).expect("snapshot");
     drop(qmp);
     let other = other();
-    lab.dewar(&["upgrade", "g", "--qemu", &other])
-        .failed(4, &["virtio0", "snapshot.qcow2", "was not touched"]);
-    lab.dewar(&["freeze", "g"]).failed(4, &["virtio0", "snapshot.qcow2"]);
-    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
-    guest.console.ask("verify").expect("consistent");
+    for line in [&["upgrade", "g", "--qemu", &other][..], &["freeze", "g"], &["thaw", "g"]] {
+        lab.dewar(line).done();
+        if line[0] == "freeze" {
+            continue;
+        }
+        let mut qmp = Qmp::connect(&user).expect("QMP");
+        let blocks = qmp.execute("query-block", json!({})).expect("blocks");
+        let mut files = blocks.as_array().expect("list").iter().map(|it| &it["inserted"]["file"]);
+        assert!(files.any(|file| file == &json!(overlay)), "{line:?}: {blocks}");
+        guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+        guest.console.ask("verify").expect("consistent");
+    }
 }
 
 /// A network card and its network, plugged in anew under names of the command line but put

@@ -5,6 +5,8 @@
 //! the QEMU, which never ran, and starts over. From then on a dead page server
 //! is replaced by the next `restore`.
 
+mod predecessor;
+
 use crate::args::RestoreArgs;
 use crate::clock::{Clock, bring_forward};
 use crate::context::{Context, Held, lacks_server, make_way, qmp_failure};
@@ -22,18 +24,17 @@ use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
 use dewar_guest_qemu::cmdline::require_sockets;
 use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{
-    Frozen, GuestFolder, GuestLock, GuestRecord, Origin, Phase, ProcessId,
-};
+use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_guest_qemu::revive::{
     Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, renew_identity, start,
 };
 use dewar_guest_qemu::{
     QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
 };
-use dewar_image::{DiskRecord, ImageError, ImageReader, Record, RegionRecord, Store};
+use dewar_image::{DiskRecord, ImageReader, Store};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
-use dewar_units::{ByteSize, PAGE_BYTES};
+use dewar_units::PAGE_BYTES;
+use predecessor::{dead_ram, end_predecessor};
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -191,52 +192,6 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     drop(old_ram);
     drop(lock);
     end
-}
-
-/// Ends the guest whose name the restored one is to have, when the image was found whole but for
-/// the pages themselves, and there is room for it.
-fn end_predecessor(
-    context: &Context,
-    args: &RestoreArgs,
-    store: &Store,
-    image: &ImageReader,
-    mut before: Held,
-) -> Result<GuestLock, Failure> {
-    let stays = |failure: Failure| failure.state("the guest that has its name was left as it is");
-    let whole = || -> Result<(), ImageError> {
-        image.blob("device state", &image.record().device_state)?;
-        image.require_segments()?;
-        image.read_table_ahead()?;
-        store.check_disks(image.record())
-    };
-    whole().map_err(|error| stays(error.into()))?;
-    hot_pages(image).map_err(|error| stays(error.into()))?;
-    let ram_dir = ram_dir(args.ram_dir.clone());
-    let room = context.ram_room(&before.record.name, &ram_dir, args.overcommit);
-    let own: u64 =
-        before.record.owned_ram.iter().filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum();
-    let needed = image.record().memory.pages * PAGE_BYTES as u64;
-    if room.is_ok_and(|room| room.left().saturating_add(own) < needed) {
-        let what = format!("there is no room for {} of RAM in its place", ByteSize(needed));
-        return Err(stays(Failure::new(Code::Unsupported, what)));
-    }
-    if before.record.phase == Phase::Frozen {
-        before.give_up_frozen()?;
-    } else {
-        before.end()?;
-    }
-    Ok(before.lock)
-}
-
-/// The RAM files of a dead guest in the order of the image's regions; none where
-/// they are not the same regions.
-fn dead_ram(dead: &GuestRecord, record: &Record) -> Vec<File> {
-    let file = |region: &RegionRecord| {
-        let bytes = region.pages * PAGE_BYTES as u64;
-        let ram = dead.ram.iter().find(|ram| ram.id == region.name && ram.bytes == bytes)?;
-        File::open(&ram.path).ok()
-    };
-    record.memory.regions.iter().map(file).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// What the guest before left.
