@@ -7,7 +7,7 @@ use super::restore::disk_places;
 /// Options whose value is a file that QEMU boots the guest from.
 pub(crate) const BOOTED: [&str; 3] = ["kernel", "initrd", "dtb"];
 /// Options that make a character device, in the old style.
-const DEVICES: [&str; 5] = ["serial", "parallel", "monitor", "qmp", "debugcon"];
+pub(super) const DEVICES: [&str; 5] = ["serial", "parallel", "monitor", "qmp", "debugcon"];
 
 /// The paths of disks, character devices and others that a QEMU needs to be started
 /// again, as far as they are known.

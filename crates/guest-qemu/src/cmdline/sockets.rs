@@ -2,14 +2,13 @@
 //! that line would take away; and those that it connects to, where somebody must listen before
 //! it can be started again.
 
+use super::files::DEVICES;
 use super::old_style::modern;
 use super::options::{Properties, Unsupported, arguments};
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Options that make a character device, in the old style.
-const DEVICES: [&str; 5] = ["serial", "parallel", "monitor", "qmp", "debugcon"];
 /// `__SO_ACCEPTCON` in /proc/net/unix: somebody listens there.
 const LISTENS: u32 = 1 << 16;
 

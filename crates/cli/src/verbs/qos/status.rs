@@ -7,6 +7,7 @@ use crate::output::{percent, table};
 use dewar_kernel::Task;
 use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError, limit_of};
 use serde_json::{Value, json};
+use std::io::Write;
 use std::time::Duration;
 
 pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Failure> {
@@ -42,10 +43,12 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
             "unreadable": unreadable, "unheld": unheld.iter().filter_map(stray).collect::<Vec<_>>(),
         });
-        // Home, and clear what is below.
-        let clear = if args.watch { "\x1b[H\x1b[J" } else { "" };
+        if args.watch {
+            // Home, and clear what is below: our own, so not by way of what is escaped.
+            let _ = write!(std::io::stdout(), "\x1b[H\x1b[J");
+        }
         let mut text = format!(
-            "{clear}{}\n{} of a CPU can be promised, {} are, {} are left",
+            "{}\n{} of a CPU can be promised, {} are, {} are left",
             rows(&entries),
             percent(limit),
             percent(promised),
