@@ -7,7 +7,7 @@
 
 use crate::failure::Failure;
 use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
-use dewar_image::{ImageId, ImageReader, Record, RegionRecord, Store};
+use dewar_image::{ImageError, ImageId, ImageReader, Record, RegionRecord, Store};
 use dewar_memory::{KernelError, Pid, ProcessHandle, Ram, UffdOrigin, WriteTracker};
 use dewar_units::{PageRange, PageSet};
 use serde::{Deserialize, Serialize};
@@ -95,18 +95,19 @@ pub fn end(folder: &GuestFolder, record: &GuestRecord, ram: &Ram) -> Option<()> 
 /// The image to begin with: the one since which writes are tracked, or else
 /// the newest of this guest, or else the one that it was restored from; the tracker's
 /// identity comes with the first, and what it has not seen. None where no image has RAM of
-/// the same layout.
+/// the same layout; where the last one that has cannot be read, `unreadable` is told why.
 pub fn base(
     store: &Store,
     guest: &GuestRecord,
     ram: &Ram,
     tracking: Option<&Tracking>,
+    unreadable: impl FnOnce(ImageError),
 ) -> Result<Option<(ImageReader, Option<Known>)>, Failure> {
     let own_id = store.id();
     let tracked = tracking.and_then(|tracking| {
         let (_, image) = tracking.since.as_ref().filter(|(store, _)| *store == own_id)?;
         let known = (tracking.tracker, tracking.pages_before(ram.pages()));
-        Some((open_whole(store, image)?, known))
+        Some((open_whole(store, image).ok()?, known))
     });
     if let Some((image, known)) = tracked {
         if fits(image.record(), ram) {
@@ -122,15 +123,18 @@ pub fn base(
     let origin = guest.origin.as_ref().map(|origin| origin.image.as_str());
     let base = newest(&|record| record.guest == guest.name)
         .or_else(|| newest(&|record| Some(record.id.0.as_str()) == origin));
+    let Some(base) = base else { return Ok(None) };
     // One that cannot be opened is no base; the checkpoint is a full one then.
-    Ok(base.and_then(|record| Some((open_whole(store, &record.id)?, None))))
+    let image = open_whole(store, &base.id).map_err(unreadable).ok();
+    Ok(image.map(|image| (image, None)))
 }
 
 /// An image whose segments are those that were written for it: what stands on others must
 /// not be inherited.
-fn open_whole(store: &Store, id: &ImageId) -> Option<ImageReader> {
-    let image = store.open_image(id).ok()?;
-    image.require_segments().is_ok().then_some(image)
+fn open_whole(store: &Store, id: &ImageId) -> Result<ImageReader, ImageError> {
+    let image = store.open_image(id)?;
+    image.require_segments()?;
+    Ok(image)
 }
 
 fn fits(record: &Record, ram: &Ram) -> bool {

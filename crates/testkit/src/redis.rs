@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// A server with a folder of its own; ended and removed when dropped.
@@ -306,12 +307,25 @@ fn spawn(arguments: &[String]) -> Result<Child> {
     start("redis-server").or_else(|_| start("redis-check-rdb")).context("redis-server")
 }
 
-/// A port whose neighbour 10,000 above, where a Cluster's nodes talk, exists.
-fn free_port() -> Result<u16> {
-    loop {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        if port < 55_000 {
+/// A port that nobody has, and that the kernel gives to nobody: below those of outgoing
+/// connections (`net.ipv4.ip_local_port_range`), at a place of this test process's own.
+/// A Cluster's nodes talk on the port 10,000 above it, which is free too.
+///
+/// # Errors
+/// Where no port is free.
+pub fn free_port() -> Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id().wrapping_mul(97) as u16;
+    for _ in 0..PORTS {
+        let place = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS;
+        let port = FIRST_PORT + place;
+        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if is_free(port) && is_free(port + 10_000) {
             return Ok(port);
         }
     }
+    anyhow::bail!("no port from {FIRST_PORT} on is free")
 }
+
+const FIRST_PORT: u16 = 12_000;
+const PORTS: u16 = 9_000;

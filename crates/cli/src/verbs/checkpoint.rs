@@ -157,10 +157,11 @@ pub fn take(
     let machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let tracking = Tracking::load(folder, guest.record())?;
+    let unreadable = |why| progress.aside(|| eprintln!("dewar: all pages are stored: {why}"));
     let base = if wanted.full {
         None
     } else {
-        tracking::base(store, guest.record(), &guest.ram(), tracking.as_ref())?
+        tracking::base(store, guest.record(), &guest.ram(), tracking.as_ref(), unreadable)?
     };
     let scratch = folder.make_scratch()?;
     let (is_readable, pauses) = std::thread::scope(|scope| {
@@ -176,7 +177,7 @@ pub fn take(
     let base = match is_readable {
         Ok(()) => base,
         Err(why) => {
-            progress.aside(|| eprintln!("dewar: all pages are stored: {why}"));
+            unreadable(why);
             None
         }
     };

@@ -7,7 +7,6 @@ use dewar_image::{FrameCache, ImageId, Location, Store};
 use dewar_testkit::{Lab, TestGuest, is_alive};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde_json::Value;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -118,8 +117,7 @@ pub fn qemus(lab: &Lab) -> Vec<i32> {
 
 /// A TCP port that nobody has.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
-    listener.local_addr().expect("address").port()
+    dewar_testkit::free_port().expect("a free port")
 }
 
 /// All files under a folder.
