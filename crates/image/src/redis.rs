@@ -18,16 +18,17 @@
 //! and leaves it after the object, so none is ever out of the index; how long it
 //! is, the object itself says, since one that is replaced may be so only in part.
 
-mod connect;
+mod connection;
 mod hold;
 mod pages;
-mod plain;
+mod pool;
+mod wire;
 
 use crate::ImageError;
 use crate::backend::{Backend, Hold, Holding, Object};
 use crate::location::RedisPlace;
-use connect::Pool;
 use hold::{HeldKey, Keys};
+use pool::Pool;
 use redis::{Cmd, FromRedisValue, Script, cmd};
 use std::sync::Arc;
 use std::time::Duration;

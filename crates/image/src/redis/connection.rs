@@ -6,13 +6,16 @@
 //! here; all others by the library's parser. That one may read ahead only within what was
 //! asked for, so between two calls nothing of an answer is left anywhere.
 
+use super::wire::{Socket, Wire, tls_of_environment};
 use crate::backend::LARGEST_OBJECT;
+use redis::cluster::Connect;
 use redis::{
-    Cmd, ConnectionLike, ErrorKind, Parser, RedisError, RedisResult, ServerErrorKind, Value,
+    Cmd, ConnectionAddr, ConnectionLike, ErrorKind, IntoConnectionInfo, Parser, RedisError,
+    RedisResult, ServerErrorKind, Value,
 };
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::net::ToSocketAddrs;
+use std::time::Duration;
 
 /// No string that we ask for is as long: four of the largest objects.
 const LONGEST: usize = 4 * LARGEST_OBJECT;
@@ -21,66 +24,53 @@ const LONGEST_HEAD: u64 = 32;
 /// No answer other than a string is as long: a list of all objects, a batch of pages. (What
 /// is made of it here takes up to fifteen times as much.)
 const LONGEST_ANSWER: u64 = 32 << 20;
-/// An answer may take as long as the first byte of it may, and then come as slowly as this:
-/// bytes a second.
-const SLOWEST: u64 = 64 << 10;
+/// Where nobody says how long a node may take.
+const UNTOLD: Duration = Duration::from_secs(20);
 /// Room for the beginning of an answer; what is longer is not read through it.
 const BEGINNING: usize = 1 << 12;
 
 /// The connection.
-pub(super) struct Plain {
-    stream: BufReader<TcpStream>,
+pub(super) struct ServerConnection {
+    stream: BufReader<Wire>,
     parser: Parser,
     database: i64,
-    /// How long an answer may take to begin.
-    patience: Duration,
+    /// Whether something of an answer may be left on the way: it would be taken for the next.
+    is_broken: bool,
 }
 
-/// The stream of one answer, which has an end in bytes and in time: a read timeout begins
-/// anew with each byte.
+/// The stream of one answer, which has an end in bytes; its end in time the [`Wire`] keeps.
 struct Bounded<'s> {
-    stream: &'s mut BufReader<TcpStream>,
-    began: Instant,
-    patience: Duration,
-    read: u64,
-    most: u64,
-}
-
-impl Bounded<'_> {
-    fn count(&mut self, bytes: usize) -> std::io::Result<()> {
-        self.read += bytes as u64;
-        let allowed = self.patience + Duration::from_secs(self.read / SLOWEST);
-        if self.read > self.most {
-            return Err(std::io::Error::other("an answer without end"));
-        }
-        match self.began.elapsed() > allowed {
-            true => Err(std::io::ErrorKind::TimedOut.into()),
-            false => Ok(()),
-        }
-    }
+    stream: &'s mut BufReader<Wire>,
+    left: u64,
 }
 
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let bytes = self.stream.read(buffer)?;
-        self.count(bytes).map(|()| bytes)
+        match self.left.checked_sub(bytes as u64) {
+            Some(left) => self.left = left,
+            None => return Err(std::io::Error::other("an answer without end")),
+        }
+        Ok(bytes)
     }
 }
 
-impl Plain {
+impl ServerConnection {
     /// Connects to the first address that answers; `times`: for that, and for any answer.
     pub(super) fn connect(
         host: &str,
         port: u16,
+        is_tls: bool,
         database: i64,
         credentials: Option<(Option<&str>, &str)>,
         times: [Duration; 2],
     ) -> RedisResult<Self> {
+        let tls = if is_tls { Some(tls_of_environment()?) } else { None };
         let mut failure = RedisError::from((ErrorKind::InvalidClientConfig, "no address"));
         for address in (host, port).to_socket_addrs()? {
-            let stream = TcpStream::connect_timeout(&address, times[0]).map_err(RedisError::from);
-            match stream.and_then(|stream| Self::begin(stream, database, credentials, times)) {
-                Ok(plain) => return Ok(plain),
+            let wire = Wire::connect(&address, host, tls.as_ref(), times[0]);
+            match wire.and_then(|wire| Self::begin(wire, database, credentials, times[1])) {
+                Ok(connection) => return Ok(connection),
                 Err(error) => failure = error,
             }
         }
@@ -88,72 +78,68 @@ impl Plain {
     }
 
     fn begin(
-        stream: TcpStream,
+        wire: Wire,
         database: i64,
         credentials: Option<(Option<&str>, &str)>,
-        [connect, answer]: [Duration; 2],
+        answer: Duration,
     ) -> RedisResult<Self> {
-        stream.set_nodelay(true)?;
-        let stream = BufReader::with_capacity(BEGINNING, stream);
-        let mut plain = Self { stream, parser: Parser::new(), database, patience: connect };
-        plain.set_timeouts(connect)?;
-        if let Value::ServerError(refusal) = plain.req_command(&redis::cmd("PING"))? {
+        let stream = BufReader::with_capacity(BEGINNING, wire);
+        let mut connection = Self { stream, parser: Parser::new(), database, is_broken: false };
+        if let Value::ServerError(refusal) = connection.req_command(&redis::cmd("PING"))? {
             welcome(refusal.into())?;
         }
         if let Some((name, password)) = credentials {
             let mut login = redis::cmd("AUTH");
             name.map(|name| login.arg(name));
-            login.arg(password).query::<()>(&mut plain).map_err(explained)?;
+            login.arg(password).query::<()>(&mut connection).map_err(explained)?;
         }
         if database != 0 {
-            redis::cmd("SELECT").arg(database).query::<()>(&mut plain)?;
+            redis::cmd("SELECT").arg(database).query::<()>(&mut connection)?;
         }
-        plain.set_timeouts(answer)?;
-        Ok(plain)
+        connection.socket().set_read_timeout(answer)?;
+        connection.socket().set_write_timeout(answer)?;
+        Ok(connection)
     }
 
-    fn set_timeouts(&mut self, time: Duration) -> std::io::Result<()> {
-        self.patience = time;
-        self.stream.get_ref().set_read_timeout(Some(time))?;
-        self.stream.get_ref().set_write_timeout(Some(time))
+    fn socket(&self) -> &Socket {
+        self.stream.get_ref().socket()
+    }
+
+    /// Does something with the stream, which is of no more use where that fails.
+    fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> RedisResult<T>) -> RedisResult<T> {
+        if self.is_broken {
+            return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
+        }
+        self.stream.get_mut().begin();
+        let result = work(self);
+        self.is_broken = result.is_err();
+        result
     }
 
     fn send(&mut self, packed: &[u8]) -> RedisResult<()> {
-        Ok(self.stream.get_mut().write_all(packed)?)
+        self.attempt(|connection| {
+            connection.stream.get_mut().write_all(packed)?;
+            Ok(connection.stream.get_mut().flush()?)
+        })
     }
 
     fn answer(&mut self) -> RedisResult<Value> {
-        match self.stream.fill_buf()?.first() {
-            Some(b'$') => self.string(),
-            _ => self.parsed(),
-        }
+        self.attempt(|connection| match connection.stream.fill_buf()?.first() {
+            Some(b'$') => connection.string(),
+            _ => connection.parsed(),
+        })
     }
 
     /// An answer by the library's parser.
     fn parsed(&mut self) -> RedisResult<Value> {
-        let (stream, patience) = (&mut self.stream, self.patience);
-        let began = Instant::now();
-        let mut stream = Bounded { stream, began, patience, read: 0, most: LONGEST_ANSWER };
+        let mut stream = Bounded { stream: &mut self.stream, left: LONGEST_ANSWER };
         self.parser.parse_value(&mut stream)
-    }
-
-    /// What comes next, no more than this and not for ever.
-    fn bounded(&mut self, most: u64) -> Bounded<'_> {
-        let (stream, patience) = (&mut self.stream, self.patience);
-        Bounded { stream, began: Instant::now(), patience, read: 0, most }
     }
 
     /// `$LENGTH\r\nBYTES\r\n`, or `$-1\r\n` for none.
     fn string(&mut self) -> RedisResult<Value> {
         let mut head = Vec::new();
-        let mut stream = self.bounded(LONGEST_HEAD);
-        let mut byte = [0];
-        while head.last() != Some(&b'\n')
-            && (head.len() as u64) < LONGEST_HEAD
-            && stream.read(&mut byte)? == 1
-        {
-            head.push(byte[0]);
-        }
+        (&mut self.stream).take(LONGEST_HEAD).read_until(b'\n', &mut head)?;
         if head.last() != Some(&b'\n') && (head.len() as u64) < LONGEST_HEAD {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
@@ -168,8 +154,7 @@ impl Plain {
         };
         // Not into zeros that would be written for nothing.
         let mut bytes = Vec::with_capacity(length);
-        let mut stream = self.bounded(length as u64);
-        (&mut stream).take(length as u64).read_to_end(&mut bytes)?;
+        (&mut self.stream).take(length as u64).read_to_end(&mut bytes)?;
         if bytes.len() < length {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
@@ -204,7 +189,7 @@ fn explained(error: RedisError) -> RedisError {
     }
 }
 
-impl ConnectionLike for Plain {
+impl ConnectionLike for ServerConnection {
     fn req_packed_command(&mut self, packed: &[u8]) -> RedisResult<Value> {
         self.send(packed)?;
         self.answer()
@@ -221,7 +206,7 @@ impl ConnectionLike for Plain {
         count: usize,
     ) -> RedisResult<Vec<Value>> {
         self.send(packed)?;
-        let all = (0..offset + count).map(|_| self.parsed());
+        let all = (0..offset + count).map(|_| self.attempt(Self::parsed));
         let mut all = all.collect::<RedisResult<Vec<_>>>()?;
         Ok(all.split_off(offset))
     }
@@ -235,7 +220,39 @@ impl ConnectionLike for Plain {
     }
 
     fn is_open(&self) -> bool {
-        self.stream.get_ref().take_error().is_ok_and(|error| error.is_none())
+        !self.is_broken && self.socket().is_well()
+    }
+}
+
+/// As a node of a Cluster, of which the library knows who has what.
+impl Connect for ServerConnection {
+    fn connect<T: IntoConnectionInfo>(info: T, timeout: Option<Duration>) -> RedisResult<Self> {
+        let info = info.into_connection_info()?;
+        let (host, port, is_tls) = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => (host, *port, false),
+            ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+            _ => return Err((ErrorKind::InvalidClientConfig, "a node without a port").into()),
+        };
+        let settings = info.redis_settings();
+        let credentials = settings.password().map(|password| (settings.username(), password));
+        let times = [timeout.unwrap_or(UNTOLD); 2];
+        Self::connect(host, port, is_tls, settings.db(), credentials, times)
+    }
+
+    fn send_packed_command(&mut self, packed: &[u8]) -> RedisResult<()> {
+        self.send(packed)
+    }
+
+    fn set_write_timeout(&self, time: Option<Duration>) -> RedisResult<()> {
+        Ok(self.socket().set_write_timeout(time.unwrap_or(UNTOLD))?)
+    }
+
+    fn set_read_timeout(&self, time: Option<Duration>) -> RedisResult<()> {
+        Ok(self.socket().set_read_timeout(time.unwrap_or(UNTOLD))?)
+    }
+
+    fn recv_response(&mut self) -> RedisResult<Value> {
+        self.answer()
     }
 }
 
@@ -243,6 +260,7 @@ impl ConnectionLike for Plain {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::time::Instant;
 
     /// What comes of asking a server that says this, whatever it is asked, and goes.
     fn asked(answer: Vec<u8>) -> RedisResult<Value> {
@@ -256,9 +274,10 @@ mod tests {
             }
         });
         let times = [Duration::from_secs(5); 2];
-        let mut plain = Plain::connect("127.0.0.1", port, 0, None, times).expect("connects");
-        let result = redis::cmd("PING").query(&mut plain);
-        drop(plain);
+        let mut connection =
+            ServerConnection::connect("127.0.0.1", port, false, 0, None, times).expect("connects");
+        let result = redis::cmd("PING").query(&mut connection);
+        drop(connection);
         served.join().expect("the server ends");
         result
     }
@@ -312,11 +331,12 @@ mod tests {
             }
         });
         let times = [Duration::from_secs(5), Duration::from_millis(500)];
-        let mut plain = Plain::connect("127.0.0.1", port, 0, None, times).expect("connects");
+        let mut connection =
+            ServerConnection::connect("127.0.0.1", port, false, 0, None, times).expect("connects");
         let began = Instant::now();
-        let error = plain.req_command(&redis::cmd("PING")).expect_err("an answer without end");
+        let error = connection.req_command(&redis::cmd("PING")).expect_err("an answer without end");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-        drop(plain);
+        drop(connection);
         served.join().expect("the server ends");
         error
     }
@@ -332,6 +352,50 @@ mod tests {
         for first in [&b"+"[..], b"*9\r\n$9\r\n", b"$999999\r\n", b"$"] {
             asked_endlessly(first, b"0", slow);
         }
+    }
+
+    /// Below TLS, where nobody above sees the bytes of a record that is not whole yet.
+    #[test]
+    fn a_record_that_drips_ends() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = server.local_addr().expect("its address").port();
+        let served = std::thread::spawn(move || {
+            let (mut peer, _) = server.accept().expect("a connection");
+            // A handshake record of 16 KiB.
+            let _ = peer.write_all(&[0x16, 3, 3, 0x40, 0]);
+            while peer.write_all(&[2]).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let (times, began) = ([Duration::from_millis(500); 2], Instant::now());
+        let ended = ServerConnection::connect("127.0.0.1", port, true, 0, None, times).map(drop);
+        assert_eq!(ended.expect_err("no handshake").kind(), ErrorKind::Io);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        served.join().expect("the server ends");
+    }
+
+    /// What is left of an answer that failed is not taken for the next.
+    #[test]
+    fn a_broken_connection_stays_so() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = server.local_addr().expect("its address").port();
+        let served = std::thread::spawn(move || {
+            let (mut peer, _) = server.accept().expect("a connection");
+            for answer in [&b"+PONG\r\n"[..], b"$3\r\nabcXX+OK\r\n"] {
+                let _ = peer.read(&mut [0; 64]);
+                let _ = peer.write_all(answer);
+            }
+            let _ = peer.read(&mut [0; 64]);
+        });
+        let times = [Duration::from_secs(5); 2];
+        let mut connection =
+            ServerConnection::connect("127.0.0.1", port, false, 0, None, times).expect("connects");
+        for _ in 0..2 {
+            connection.req_command(&redis::cmd("PING")).expect_err("not the rest of another");
+            assert!(!connection.is_open());
+        }
+        drop(connection);
+        served.join().expect("the server ends");
     }
 
     #[test]
@@ -352,6 +416,8 @@ mod tests {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = silent.local_addr().expect("its address").port();
         let times = [Duration::from_millis(100), Duration::from_secs(600)];
-        Plain::connect("127.0.0.1", port, 0, None, times).map(drop).expect_err("no answer");
+        ServerConnection::connect("127.0.0.1", port, false, 0, None, times)
+            .map(drop)
+            .expect_err("no answer");
     }
 }

@@ -6,15 +6,12 @@
 //! Every command that is tried again may have been done already; so each one
 //! must be as good when it is done twice.
 
-use super::plain::Plain;
+use super::connection::ServerConnection;
 use crate::ImageError;
 use crate::error::FULL;
 use crate::location::RedisPlace;
 use redis::cluster::ClusterClientBuilder;
-use redis::{
-    Client, ConnectionAddr, ConnectionLike, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, RedisResult, ServerErrorKind, TlsCertificates,
-};
+use redis::{ConnectionAddr, ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
@@ -51,9 +48,6 @@ pub(super) struct Pool {
 struct Secrets {
     username: Option<String>,
     password: Option<String>,
-    /// The authority that signed the server's certificate (PEM), where the
-    /// system does not know it.
-    authority: Option<Vec<u8>>,
 }
 
 impl Pool {
@@ -177,25 +171,11 @@ impl Pool {
 
     fn connect_server(&self, host: &str, port: u16) -> RedisResult<Connection> {
         let database = i64::from(self.place.database);
-        if !self.place.tls {
-            let (name, password) = (&self.secrets.username, &self.secrets.password);
-            let credentials = password.as_deref().map(|password| (name.as_deref(), password));
-            let times = [CONNECT, ANSWER];
-            return Ok(Box::new(Plain::connect(host, port, database, credentials, times)?));
-        }
-        let mut who = RedisConnectionInfo::default().set_db(database);
-        if let Some(name) = &self.secrets.username {
-            who = who.set_username(name);
-        }
-        if let Some(password) = &self.secrets.password {
-            who = who.set_password(password);
-        }
-        let info = self.address(host, port).into_connection_info()?.set_redis_settings(who);
-        let client = Client::build_with_tls(info, self.certificates())?;
-        let connection = client.get_connection_with_timeout(CONNECT)?;
-        connection.set_read_timeout(Some(ANSWER))?;
-        connection.set_write_timeout(Some(ANSWER))?;
-        Ok(Box::new(connection))
+        let (name, password) = (&self.secrets.username, &self.secrets.password);
+        let credentials = password.as_deref().map(|password| (name.as_deref(), password));
+        let times = [CONNECT, ANSWER];
+        let is_tls = self.place.tls;
+        Ok(Box::new(ServerConnection::connect(host, port, is_tls, database, credentials, times)?))
     }
 
     fn connect_cluster(&self) -> RedisResult<Connection> {
@@ -210,10 +190,8 @@ impl Pool {
         if let Some(password) = &self.secrets.password {
             builder = builder.password(password);
         }
-        if self.place.tls {
-            builder = builder.certs(self.certificates());
-        }
-        let connection = builder.build()?.get_connection()?;
+        // The library knows who has what; each node is spoken to as a single server is.
+        let connection = builder.build()?.get_generic_connection::<ServerConnection>()?;
         connection.set_read_timeout(Some(CLUSTER_ANSWER))?;
         connection.set_write_timeout(Some(CLUSTER_ANSWER))?;
         Ok(Box::new(connection))
@@ -227,10 +205,6 @@ impl Pool {
         }
     }
 
-    fn certificates(&self) -> TlsCertificates {
-        TlsCertificates { client_tls: None, root_cert: self.secrets.authority.clone() }
-    }
-
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
         self.idle.lock().unwrap_or_else(|locked| locked.into_inner())
     }
@@ -239,17 +213,17 @@ impl Pool {
 impl Secrets {
     fn from_environment() -> Result<Self, ImageError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let read = |name: &str| -> Result<Option<Vec<u8>>, ImageError> {
-            let Some(path) = variable(name) else { return Ok(None) };
-            let path = Path::new(&path);
-            std::fs::read(path).map(Some).map_err(ImageError::io("read", path))
+        let from_file = match variable("DEWAR_REDIS_PASSWORD_FILE") {
+            Some(path) => {
+                let path = Path::new(&path);
+                let bytes = std::fs::read(path).map_err(ImageError::io("read", path))?;
+                Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+            }
+            None => None,
         };
-        let from_file = read("DEWAR_REDIS_PASSWORD_FILE")?
-            .map(|bytes| String::from_utf8_lossy(&bytes).trim_end().to_owned());
         Ok(Self {
             username: variable("DEWAR_REDIS_USERNAME"),
             password: variable("DEWAR_REDIS_PASSWORD").or(from_file),
-            authority: read("DEWAR_REDIS_CA_FILE")?,
         })
     }
 }
@@ -294,4 +268,48 @@ fn explain(error: &RedisError) -> String {
         _ => return error.to_string(),
     };
     format!("{plain}: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Location;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// A node of a Cluster that never ends telling who has what.
+    #[test]
+    fn a_nodes_answer_without_end_ends() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = server.local_addr().expect("its address").port();
+        std::thread::spawn(move || {
+            for mut peer in server.incoming().flatten() {
+                std::thread::spawn(move || {
+                    let mut asked = [0; 256];
+                    while let Ok(bytes @ 1..) = peer.read(&mut asked) {
+                        let asked = String::from_utf8_lossy(&asked[..bytes]);
+                        let _ = match &asked {
+                            asked if asked.contains("INFO") => {
+                                peer.write_all(b"$17\r\ncluster_enabled:1\r\n")
+                            }
+                            asked if asked.contains("SLOTS") => {
+                                let _ = peer.write_all(b"*2000000000\r\n");
+                                while peer.write_all(&b":1\r\n".repeat(1 << 12)).is_ok() {}
+                                Ok(())
+                            }
+                            _ => peer.write_all(b"+PONG\r\n"),
+                        };
+                    }
+                });
+            }
+        });
+        let url = format!("redis://127.0.0.1:{port}?retry=1s");
+        let Ok(Location::Redis(place)) = Location::parse(&url) else { panic!("{url}") };
+        let pool = Pool::connect(&place).expect("it answers");
+        let began = Instant::now();
+        let ask = redis::cmd("PING");
+        let error = pool.run("read", "it", |connection| ask.query::<String>(connection));
+        error.expect_err("an answer without end");
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    }
 }
