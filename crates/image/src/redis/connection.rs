@@ -262,10 +262,16 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Instant;
 
-    /// What comes of asking a server that says this, whatever it is asked, and goes.
-    fn asked(answer: Vec<u8>) -> RedisResult<Value> {
+    /// Where a server of a test listens, and its port.
+    fn listening() -> (TcpListener, u16) {
         let server = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = server.local_addr().expect("its address").port();
+        (server, port)
+    }
+
+    /// What comes of asking a server that says this, whatever it is asked, and goes.
+    fn asked(answer: Vec<u8>) -> RedisResult<Value> {
+        let (server, port) = listening();
         let served = std::thread::spawn(move || {
             let (mut peer, _) = server.accept().expect("a connection");
             for answer in [b"+PONG\r\n", &answer[..]] {
@@ -318,8 +324,7 @@ mod tests {
     /// What comes of asking a server that says `first`, and then `again` for as long as it is
     /// heard, so far apart.
     fn asked_endlessly(first: &'static [u8], again: &'static [u8], apart: Duration) -> RedisError {
-        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = server.local_addr().expect("its address").port();
+        let (server, port) = listening();
         let served = std::thread::spawn(move || {
             let (mut peer, _) = server.accept().expect("a connection");
             let _ = peer.read(&mut [0; 64]);
@@ -357,8 +362,7 @@ mod tests {
     /// Below TLS, where nobody above sees the bytes of a record that is not whole yet.
     #[test]
     fn a_record_that_drips_ends() {
-        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = server.local_addr().expect("its address").port();
+        let (server, port) = listening();
         let served = std::thread::spawn(move || {
             let (mut peer, _) = server.accept().expect("a connection");
             // A handshake record of 16 KiB.
@@ -377,8 +381,7 @@ mod tests {
     /// What is left of an answer that failed is not taken for the next.
     #[test]
     fn a_broken_connection_stays_so() {
-        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = server.local_addr().expect("its address").port();
+        let (server, port) = listening();
         let served = std::thread::spawn(move || {
             let (mut peer, _) = server.accept().expect("a connection");
             for answer in [&b"+PONG\r\n"[..], b"$3\r\nabcXX+OK\r\n"] {
