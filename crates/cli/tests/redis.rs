@@ -327,6 +327,11 @@ fn a_connection_is_encrypted_and_its_server_known() {
         assert_eq!(told.status.code(), Some(1), "{said}");
         assert!(said.contains("certificate") && said.contains("was not touched"), "{said}");
     }
+    let missing = lab.path().join("missing.pem");
+    let told = dewar(&line, Some(&missing));
+    let said = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert_eq!(told.status.code(), Some(1), "{said}");
+    assert!(said.contains("missing.pem") && said.contains("DEWAR_REDIS_CA_FILE"), "{said}");
     assert!(dewar(&line, Some(&ours)).status.success());
     assert!(dewar(&["verify", "g", "--store", &url], Some(&ours)).status.success());
     lab.crash("g");
