@@ -1,7 +1,7 @@
 //! The clock of a guest that was brought back: it goes on from when the guest was saved.
 
 use crate::args::ClockChoice;
-use dewar_guest_qemu::set_time;
+use dewar_guest_qemu::Agent;
 use dewar_units::format_duration;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -9,6 +9,9 @@ use std::time::{Duration, SystemTime};
 
 /// Less than this is no worse than what clocks do anyway.
 const WORTH_SETTING: Duration = Duration::from_secs(1);
+
+/// How long its agent may take: the guest's memory may still be arriving.
+const WITHIN: Duration = Duration::from_secs(5);
 
 /// How a guest's clock is.
 pub struct Clock {
@@ -28,8 +31,12 @@ pub fn bring_forward(
     let set = match choice {
         _ if behind < WORTH_SETTING => Ok(()),
         ClockChoice::Keep => Err("it was to be kept".to_owned()),
-        ClockChoice::Step => set_time(line, folder)
-            .unwrap_or_else(|| Err("it has no guest agent that could set it".to_owned())),
+        ClockChoice::Step => match Agent::of(line, folder, WITHIN) {
+            None => Err("it has no guest agent that could set it".to_owned()),
+            Some(agent) => {
+                agent.and_then(|mut agent| agent.set_time()).map_err(|error| error.to_string())
+            }
+        },
     };
     Clock { behind, set }
 }

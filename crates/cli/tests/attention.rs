@@ -288,26 +288,85 @@ fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
     assert!(lab.dewar(&["doctor"]).stdout.contains("no room left"));
 }
 
-/// A guest that was away is told what time it is, where an agent of its own listens.
-#[test]
-fn the_clock_of_a_guest_that_comes_back_is_set() {
-    let lab = common::lab();
+/// A guest that has an agent's port, and what else is on the line. The agent is not started.
+fn with_agent_port(lab: &Lab, extra: &[&str]) -> TestGuest {
     let folder = lab.guest_folder("g").expect("folder");
     let socket = format!("socket,id=qga,path={},server=on,wait=off", folder.join("qga").display());
     let port = "virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
     let line = ["-device", "virtio-serial", "-chardev", &socket, "-device", port];
-    let mut guest = lab.run("g", &small(&line)).expect("guest");
+    lab.run("g", &small(&[&line, extra].concat())).expect("guest")
+}
+
+fn start_agent(guest: &mut TestGuest) {
+    // Its port is named after the place of its device among all virtio ones.
+    for place in 0..4 {
+        let line = format!("spawn qemu-ga -m virtio-serial -p /dev/vport{place}p1");
+        guest.console.ask(&line).expect("spawn");
+    }
+    std::thread::sleep(Duration::from_secs(2));
+}
+
+/// A copy meets the first guest's network only with addresses of its own.
+#[test]
+fn a_copy_with_a_new_identity_has_addresses_of_its_own() {
+    const OLD: &str = "52:54:00:00:27:19";
+    let lab = common::lab();
+    let card = format!("virtio-net-pci,netdev=n0,mac={OLD}");
+    let mut guest = with_agent_port(&lab, &["-netdev", "user,id=n0", "-device", &card]);
+    guest.console.ask("net 10.0.2.15/24").expect("net");
+    start_agent(&mut guest);
+    let address = |guest: &mut TestGuest| {
+        guest.console.ask("show /sys/class/net/eth0/address").expect("address")
+    };
+    let carrier = |guest: &mut TestGuest, is: &str| {
+        wait_until(&format!("carrier {is}"), Duration::from_secs(10), || {
+            guest.console.ask("show /sys/class/net/eth0/carrier").is_ok_and(|it| it.contains(is))
+        });
+    };
+    lab.dewar(&["checkpoint", "g", "--tag", "first"]).done();
+    // One whose card the agent will not find.
+    guest.console.ask("spawn ip link set dev eth0 address 52:54:00:99:99:99").expect("ip");
+    wait_until("another address", Duration::from_secs(10), || {
+        address(&mut guest).contains("99:99")
+    });
+    lab.dewar(&["checkpoint", "g", "--tag", "unknown"]).done();
+    lab.crash("g");
+
+    let line = ["first", "--as", "copy", "--new-identity", "--eager"];
+    let told = lab.restore(&mut guest, &line).expect("restore").json();
+    let new = told["new_addresses"][OLD].as_str().unwrap_or_default().to_owned();
+    assert!(new.starts_with("52:54:00:") && new != OLD, "{told}");
+    assert!(address(&mut guest).contains(&new));
+    carrier(&mut guest, "1");
+    assert!(lab.dewar(&["inspect", "copy"]).stdout.contains(&new), "the next boot has it, too");
+
+    lab.crash("copy");
+    let line = ["restore", "unknown", "--as", "other", "--new-identity", "--eager"];
+    let failed = lab.dewar(&line);
+    failed.failed(5, &["no interface has the address", OLD, "the guest runs, with the cables"]);
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    carrier(&mut guest, "0");
+
+    lab.crash("other");
+    lab.dewar(&["restore", "first", "--as", "third", "--paused"]).done();
+    lab.dewar(&["checkpoint", "third", "--tag", "paused"]).done();
+    lab.crash("third");
+    let line = ["restore", "paused", "--as", "fourth", "--new-identity"];
+    lab.dewar(&line).failed(4, &["does not run", "no guest was started"]);
+    lab.dewar(&["restore", "first", "--new-identity"]).failed(2, &["--as"]);
+}
+
+/// A guest that was away is told what time it is, where an agent of its own listens.
+#[test]
+fn the_clock_of_a_guest_that_comes_back_is_set() {
+    let lab = common::lab();
+    let mut guest = with_agent_port(&lab, &[]);
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         since.expect("after 1970").as_secs()
     };
     lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
-    // Its port is named after the place of its device among all virtio ones.
-    for place in 0..3 {
-        let line = format!("spawn qemu-ga -m virtio-serial -p /dev/vport{place}p1");
-        guest.console.ask(&line).expect("spawn");
-    }
-    std::thread::sleep(Duration::from_secs(2));
+    start_agent(&mut guest);
     lab.dewar(&["checkpoint", "g", "--tag", "agent"]).done();
     std::thread::sleep(Duration::from_secs(6));
 

@@ -1,7 +1,9 @@
-//! The guest agent (`qemu-ga`), by which a guest's clock can be set: after a restore or a thaw
-//! it is as old as what was saved (docs/interop/qemu-ga-ref in QEMU's sources).
+//! The guest agent (`qemu-ga`, docs/interop/qemu-ga-ref in QEMU's sources), by which a guest
+//! that was brought back is set right: its clock, which is as old as what was saved, and the
+//! addresses of its network cards, where it is a copy.
 
 use crate::cmdline::{Properties, arguments};
+use crate::identity::NewAddress;
 use serde_json::{Value, json};
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,8 +12,22 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The name of its port.
 const PORT: &str = "org.qemu.guest_agent.0";
-/// How long it may take to answer, all in all: its memory may still be arriving.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Why an agent did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// It says nothing, or not in time.
+    #[error("its guest agent does not answer")]
+    Silent,
+    /// It has closed its end.
+    #[error("its guest agent is not there")]
+    Gone,
+    /// It cannot, in its words.
+    #[error("its guest agent: {0}")]
+    Failed(String),
+    /// Its socket failed.
+    #[error("its guest agent's socket: {0}")]
+    Socket(#[from] std::io::Error),
+}
 
 /// The socket at which the agent of a guest with this command line is reached, if it has one
 /// that listens.
@@ -30,56 +46,136 @@ fn socket(line: &[String], folder: &Path) -> Option<PathBuf> {
     device.get("path", "").filter(|_| listens).map(|path| folder.join(path))
 }
 
-/// Sets a running guest's clock to the host's, by its agent; nothing where it has none.
-///
-/// # Errors
-/// Why it was not set: the agent does not answer, or says so.
-pub fn set_time(line: &[String], folder: &Path) -> Option<Result<(), String>> {
-    let socket = socket(line, folder)?;
-    Some(talk(&socket).map_err(|error| format!("its guest agent: {error}")))
+/// An agent that answers.
+pub struct Agent {
+    stream: UnixStream,
+    answers: BufReader<UnixStream>,
+    deadline: Instant,
 }
 
-fn talk(socket: &Path) -> Result<(), String> {
-    let text = |error: std::io::Error| error.to_string();
-    let mut stream = UnixStream::connect(socket).map_err(text)?;
-    let deadline = Instant::now() + ANSWERS_WITHIN;
-    let mut answers = BufReader::new(stream.try_clone().map_err(text)?);
-    // What it said to others before is passed over.
-    let id = u64::from(std::process::id());
-    ask(&mut stream, &json!({"execute": "guest-sync", "arguments": {"id": id}}))?;
-    while answer(&mut answers, deadline)?["return"] != id {}
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let time = now.as_nanos() as u64;
-    ask(&mut stream, &json!({"execute": "guest-set-time", "arguments": {"time": time}}))?;
-    let said = answer(&mut answers, deadline)?;
-    match (said.get("return"), said["error"]["desc"].as_str()) {
-        (Some(_), _) => Ok(()),
-        (None, Some(why)) => Err(why.to_owned()),
-        (None, None) => Err("its answer is none".to_owned()),
+impl Agent {
+    /// The agent of the guest with this command line; nothing where it has none that listens
+    /// on a unix socket. For all that it is asked it has so long: the guest's memory may still be
+    /// arriving.
+    ///
+    /// # Errors
+    /// Why it cannot be asked.
+    pub fn of(
+        line: &[String],
+        folder: &Path,
+        within: Duration,
+    ) -> Option<Result<Self, AgentError>> {
+        socket(line, folder).map(|socket| Self::connect(&socket, Instant::now() + within))
     }
-}
 
-fn ask(stream: &mut UnixStream, command: &Value) -> Result<(), String> {
-    stream.set_write_timeout(Some(ANSWERS_WITHIN)).map_err(|error| error.to_string())?;
-    stream.write_all(format!("{command}\n").as_bytes()).map_err(|error| error.to_string())
-}
+    /// Whether a guest with this command line has one that could be asked.
+    pub fn is_on(line: &[String], folder: &Path) -> bool {
+        socket(line, folder).is_some()
+    }
 
-fn answer(answers: &mut BufReader<UnixStream>, deadline: Instant) -> Result<Value, String> {
-    const LONGEST: usize = 1 << 16;
-    let mut line = Vec::new();
-    // Byte by byte: a read timeout begins anew with each piece that comes.
-    while line.last() != Some(&b'\n') {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || line.len() >= LONGEST {
-            return Err("it does not answer".to_owned());
+    fn connect(socket: &Path, deadline: Instant) -> Result<Self, AgentError> {
+        let stream = UnixStream::connect(socket)?;
+        let answers = BufReader::new(stream.try_clone()?);
+        let mut agent = Self { stream, answers, deadline };
+        // What it said to others before is passed over.
+        let id = u64::from(std::process::id());
+        agent.send("guest-sync", json!({"id": id}))?;
+        while agent.answer()?["return"] != id {}
+        Ok(agent)
+    }
+
+    /// Sets the guest's clock to the host's.
+    ///
+    /// # Errors
+    /// Why it was not set.
+    pub fn set_time(&mut self) -> Result<(), AgentError> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.ask("guest-set-time", json!({"time": now.as_nanos() as u64})).map(drop)
+    }
+
+    /// Gives the guest's network interfaces that have the old addresses the new ones.
+    ///
+    /// # Errors
+    /// Where the guest has no such interface, or keeps its address.
+    pub fn set_addresses(&mut self, changes: &[NewAddress]) -> Result<(), AgentError> {
+        for change in changes {
+            let interface = self.interface(&change.old)?.ok_or_else(|| {
+                AgentError::Failed(format!("no interface has the address {}", change.old))
+            })?;
+            let set = ["link", "set", "dev", &interface, "address", &change.new];
+            let said = self.run("ip", &set)?;
+            if self.interface(&change.new)?.as_ref() != Some(&interface) {
+                let what = format!("{interface} keeps its address {}: {said}", change.old);
+                return Err(AgentError::Failed(what));
+            }
         }
-        answers.get_ref().set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
-        let mut byte = [0];
-        match answers.read(&mut byte) {
-            Ok(0) => return Err("it is not there".to_owned()),
-            Ok(_) => line.push(byte[0]),
-            Err(_) => return Err("it does not answer".to_owned()),
+        Ok(())
+    }
+
+    /// The name of the interface that has an address.
+    fn interface(&mut self, address: &str) -> Result<Option<String>, AgentError> {
+        let told = self.ask("guest-network-get-interfaces", json!({}))?;
+        let all = told.as_array().into_iter().flatten();
+        let mut its = all.filter(|it| {
+            it["hardware-address"].as_str().is_some_and(|it| it.eq_ignore_ascii_case(address))
+        });
+        Ok(its.next().and_then(|it| it["name"].as_str()).map(str::to_owned))
+    }
+
+    /// Runs a program in the guest until it ends; returns what it wrote to say why it failed.
+    fn run(&mut self, program: &str, arguments: &[&str]) -> Result<String, AgentError> {
+        let line = json!({"path": program, "arg": arguments, "capture-output": true});
+        let pid = self.ask("guest-exec", line)?["pid"].clone();
+        loop {
+            let status = self.ask("guest-exec-status", json!({"pid": pid}))?;
+            if status["exited"] == true {
+                let code = status["exitcode"]
+                    .as_i64()
+                    .map_or("a signal".to_owned(), |code| format!("code {code}"));
+                return Ok(format!("'{program} {}' ended with {code}", arguments.join(" ")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
-    Ok(serde_json::from_slice(&line).unwrap_or(Value::Null))
+
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, AgentError> {
+        self.send(command, arguments)?;
+        let mut said = self.answer()?;
+        if let Some(answer) = said.get_mut("return") {
+            return Ok(answer.take());
+        }
+        let why = said["error"]["desc"].as_str().unwrap_or("its answer is none");
+        Err(AgentError::Failed(format!("{command}: {why}")))
+    }
+
+    fn send(&mut self, command: &str, arguments: Value) -> Result<(), AgentError> {
+        let line = json!({"execute": command, "arguments": arguments});
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        Ok(self.stream.write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    fn answer(&mut self) -> Result<Value, AgentError> {
+        const LONGEST: usize = 1 << 16;
+        let mut line = Vec::new();
+        // Byte by byte: a read timeout begins anew with each piece that comes.
+        while line.last() != Some(&b'\n') {
+            if line.len() >= LONGEST {
+                return Err(AgentError::Silent);
+            }
+            self.answers.get_ref().set_read_timeout(Some(self.left()?))?;
+            let mut byte = [0];
+            match self.answers.read(&mut byte) {
+                Ok(0) => return Err(AgentError::Gone),
+                Ok(_) => line.push(byte[0]),
+                Err(_) => return Err(AgentError::Silent),
+            }
+        }
+        Ok(serde_json::from_slice(&line).unwrap_or(Value::Null))
+    }
+
+    /// How long it may still take.
+    fn left(&self) -> Result<Duration, AgentError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(AgentError::Silent) } else { Ok(left) }
+    }
 }

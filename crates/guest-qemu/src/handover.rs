@@ -63,7 +63,7 @@ pub(crate) use plan::{
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;
 use crate::launch::{LaunchError, kill};
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::{Qmp, QmpError, monitor};
 use crate::recover::{END_WITHIN, RecoverError, put_back};
 use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use crate::state::{self, StateError};
@@ -340,7 +340,7 @@ fn own_alike(own: &Path, aside: &Path) -> Option<()> {
 /// Opens what the old QEMU has let go of; returns what was said against it.
 fn open_later(new: &mut Qmp, later: &Later) -> Option<String> {
     match later {
-        Later::Monitor(line) => match forwards::monitor(new, line) {
+        Later::Monitor(line) => match monitor(new, line) {
             Ok(said) if said.trim().is_empty() || said.contains("Waiting for") => None,
             Ok(said) => Some(said.trim().to_owned()),
             Err(error) => Some(error.to_string()),

@@ -4,6 +4,7 @@
 //! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
 //! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
 //! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
+//! - [`identity`]: what tells a copy of a guest from it.
 //! - [`handover`]: moving a running one to another QEMU.
 //! - [`freeze`]: a guest without a process, and back.
 //! - [`put_back`]: undoing whatever a command that died left under way.
@@ -18,6 +19,7 @@ mod disks;
 pub mod freeze;
 mod guest;
 pub mod handover;
+pub mod identity;
 mod journal;
 pub mod launch;
 mod nbd;
@@ -31,7 +33,7 @@ pub mod revive;
 mod run_state;
 mod state;
 
-pub use agent::set_time;
+pub use agent::{Agent, AgentError};
 pub use bitmaps::remove_all as remove_bitmaps;
 pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files, maps_file};
 pub use disks::DiskError;

@@ -397,3 +397,9 @@ pub(crate) fn send_with_fd(
         }
     })
 }
+
+/// Runs a command of the monitor for people.
+pub(crate) fn monitor(qmp: &mut Qmp, line: &str) -> Result<String, QmpError> {
+    let said = qmp.execute("human-monitor-command", json!({"command-line": line}))?;
+    Ok(said.as_str().unwrap_or_default().to_owned())
+}

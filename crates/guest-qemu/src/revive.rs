@@ -1,8 +1,6 @@
 //! Starting a guest again from what an image says of it.
 
-use crate::cmdline::{
-    PlannedRegion, Properties, RestorePlan, Unsupported, disk_places, plan_restore,
-};
+use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_restore};
 use crate::disks::{DiskError, create_empty, create_overlay};
 use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
@@ -69,20 +67,6 @@ pub struct ExcludedDisk {
 pub fn excluded_disks(machine: &Value) -> Vec<String> {
     let all = machine["excluded"].as_array().into_iter().flatten();
     all.filter_map(|disk| Some(disk["name"].as_str()?.to_owned())).collect()
-}
-
-/// Has a guest that is to run beside the one that it is a copy of know that it is another: its
-/// generation id (`vmgenid`) is a new one, and it makes random numbers of its own.
-pub fn renew_identity(machine: &mut Value) {
-    let Some(words) = machine["arguments"].as_array_mut() else { return };
-    for word in words {
-        let option = word.as_str().and_then(|word| Properties::parse(word).ok());
-        let is_id = |it: &Properties| it.get("driver", "driver").as_deref() == Some("vmgenid");
-        if let Some(mut device) = option.filter(is_id) {
-            device.set("guid", "auto", "auto".into());
-            *word = device.to_string().into();
-        }
-    }
 }
 
 /// A saved copy of a disk.
@@ -258,18 +242,4 @@ pub fn load_state(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
 /// Where QEMU refuses.
 pub fn start(qmp: &mut Qmp) -> Result<(), QmpError> {
     qmp.execute("cont", json!({})).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_has_a_generation_id_of_its_own() {
-        let mut machine =
-            json!({"arguments": ["-device", "vmgenid,guid=324e6eaf,id=v", "-m", "1G"]});
-        renew_identity(&mut machine);
-        assert_eq!(machine["arguments"][1], "vmgenid,guid=auto,id=v");
-        assert_eq!(machine["arguments"][3], "1G");
-    }
 }

@@ -5,6 +5,7 @@
 //! the QEMU, which never ran, and starts over. From then on a dead page server
 //! is replaced by the next `restore`.
 
+mod new_identity;
 mod predecessor;
 
 use crate::args::RestoreArgs;
@@ -23,10 +24,11 @@ use crate::verbs::run::ram_files;
 use dewar_checkpoint::restore::{DeadRam, fill_files, hot_pages};
 use dewar_guest_qemu::cmdline::require_sockets;
 use dewar_guest_qemu::freeze::forward_again;
+use dewar_guest_qemu::identity::renew_generation;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_guest_qemu::revive::{
-    Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, renew_identity, start,
+    Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, start,
 };
 use dewar_guest_qemu::{
     QmpError, RunState, close_userfaultfd_device, maps_file, userfaultfd_origin,
@@ -34,6 +36,7 @@ use dewar_guest_qemu::{
 use dewar_image::{DiskRecord, ImageReader, Store};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use dewar_units::PAGE_BYTES;
+use new_identity::NewIdentity;
 use predecessor::{dead_ram, end_predecessor};
 use serde_json::json;
 use std::fs::File;
@@ -142,12 +145,13 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         forget_new();
         return Err(failure.state("no guest was started"));
     }
-    let Restored { record, state, reused, unforwarded } = result?;
+    let Restored { record, state, reused, unforwarded, identity } = result?;
     // Where this fails, whoever looks at the guest next does it.
     let _ = replaced::forget(&folder);
     if let Some(origin) = &record.origin {
         folder.remove_other_base_disks(&origin.disks);
     }
+    let identified = identity.hand_over(&record);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let saved = UNIX_EPOCH + Duration::from_millis(image.record().created_ms);
@@ -176,7 +180,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
             "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": !args.eager,
             "paused": is_paused, "state": state.to_string(), "total_ms": ms, "pages_reused": reused,
             "not_forwarded": unforwarded, "clock": clock.as_ref().map(Clock::told),
-            "excluded": excluded,
+            "excluded": excluded, "new_addresses": identity.told(),
         }),
         &format!(
             "{} {how} as process {}, from checkpoint {id}, after {}{memory}{empty}{}{}",
@@ -186,7 +190,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
             listed(&unforwarded),
             clock.as_ref().map_or_else(String::new, Clock::line)
         ),
-        all_forwarded(&record.name, &unforwarded),
+        identified.and_then(|()| all_forwarded(&record.name, &unforwarded)),
     );
     // Only now: the guest need not wait until the old one's memory is free.
     drop(old_ram);
@@ -212,6 +216,8 @@ struct Restored {
     reused: Option<u64>,
     /// What was said against ports that a frozen guest forwarded.
     unforwarded: Vec<String>,
+    /// What of a copy is to be set in it.
+    identity: NewIdentity,
 }
 
 #[expect(clippy::too_many_arguments, reason = "one sequence, told top to bottom")]
@@ -241,8 +247,12 @@ fn bring_back(
         .collect();
     let mut machine = image.record().machine.clone();
     if name != image.record().guest {
-        renew_identity(&mut machine);
+        renew_generation(&mut machine);
     }
+    let mut identity = match args.new_identity {
+        true => NewIdentity::choose(&mut machine)?,
+        false => NewIdentity::default(),
+    };
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());
@@ -250,6 +260,9 @@ fn bring_back(
         // When it is loaded, those that it had.
         revival.plan.run.forward_nothing().map_err(ReviveError::from)?;
     }
+    // Of a frozen one it is known otherwise whether it ran.
+    let ran = thawing || args.run || revival.machine.was_running();
+    identity.require(ran, &revival.plan.line, &revival.machine.folder)?;
     let room = |folder: &Path| context.ram_room(name, folder, args.overcommit);
     let owned_ram = make_ram_files(&revival.plan.run.regions, coming, room)?;
     made.extend(owned_ram.iter().cloned());
@@ -277,8 +290,6 @@ fn bring_back(
         Inherited::default(),
     )?;
     let mut qmp = launched.qmp;
-    // Of a frozen one it is known otherwise whether it ran.
-    let ran = thawing || args.run || machine.was_running();
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, qmp_path);
     let mut record = GuestRecord {
@@ -305,6 +316,8 @@ fn bring_back(
             return Err(Failure::new(Code::Failed, what));
         }
     }
+    let said = |error: QmpError| Failure::new(Code::Failed, format!("its network cards: {error}"));
+    identity.find_cards(&mut qmp).map_err(said)?;
     if let Some((server, _dead)) = server {
         progress.stage("starting the page server");
         let failed = |error: String| {
@@ -321,6 +334,7 @@ fn bring_back(
     }
     progress.stage("loading the devices");
     server::load_served(folder, &record, &mut qmp, device_state)?;
+    identity.pull_cables(&mut qmp).map_err(said)?;
     let ports = record.frozen.take().and_then(|frozen| frozen.forwards);
     let unforwarded = ports.map_or_else(Vec::new, |ports| forward_again(&mut qmp, &ports));
     // One that has powered off, say, is as it was: nothing lets it run.
@@ -345,7 +359,7 @@ fn bring_back(
         state = RunState::named("running");
     }
     progress.stage("started");
-    Ok(Restored { record, state, reused, unforwarded })
+    Ok(Restored { record, state, reused, unforwarded, identity })
 }
 
 /// Where the guest that is asked for runs but its page server is gone: starts

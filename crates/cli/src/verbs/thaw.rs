@@ -128,6 +128,7 @@ fn from_store(
     let args = RestoreArgs {
         reference: image,
         name: Some(name.to_owned()),
+        new_identity: false,
         eager: false,
         paused,
         run: false,

@@ -3,13 +3,12 @@
 
 use super::defaults::keep_defaults;
 use super::disks::on_its_snapshots;
-use super::forwards::monitor;
 use super::media::without_ejected;
 use super::places::{Freed, makes};
 use super::plugged::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::{Qmp, QmpError, monitor};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;

@@ -1,9 +1,8 @@
 //! Forwarded ports of user-mode networking: what is forwarded now, by QEMU's
 //! own word, and the same in another QEMU.
 
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::{Qmp, QmpError, monitor};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 /// A port of the host that leads to one of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,12 +77,6 @@ pub(crate) fn add(qmp: &mut Qmp, wanted: &[Forward]) -> Result<Vec<String>, QmpE
         }
     }
     Ok(problems)
-}
-
-/// Runs a command of the monitor for people.
-pub(crate) fn monitor(qmp: &mut Qmp, line: &str) -> Result<String, QmpError> {
-    let said = qmp.execute("human-monitor-command", json!({"command-line": line}))?;
-    Ok(said.as_str().unwrap_or_default().to_owned())
 }
 
 /// Reads `info usernet`: under the name of each backend a table, in which a

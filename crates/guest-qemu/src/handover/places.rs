@@ -10,10 +10,9 @@
 //! JSON (`qemu_create_cli_devices` in system/vl.c).
 
 use super::current::CurrentError;
-use super::forwards::monitor;
 use super::plugged::{NAMED, NAMELESS, get};
 use crate::cmdline::{Argument, Properties, arguments};
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, monitor};
 use serde_json::Value;
 
 /// A kind of bus.

@@ -1,0 +1,150 @@
+//! What tells a copy of a guest from the guest: its generation id, and the addresses of its
+//! network cards.
+//!
+//! A card's address is part of the saved state, and of what the guest knows: a new one on the
+//! command line alone changes nothing until the guest boots. So a copy runs with its links
+//! down until its guest agent has set the new addresses: at no instant do two guests on one
+//! network have the same.
+
+use crate::cmdline::{Properties, arguments};
+use crate::qmp::{Qmp, QmpError, monitor};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read;
+
+/// A network card's new address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewAddress {
+    /// The one that it had, in lower case.
+    pub old: String,
+    /// The one that it gets.
+    pub new: String,
+}
+
+/// Gives the copy of a guest a new generation id (`vmgenid`), by which its kernel knows that
+/// it is a copy and makes random numbers of its own.
+pub fn renew_generation(machine: &mut Value) {
+    let Some(words) = machine["arguments"].as_array_mut() else { return };
+    for word in words {
+        let option = word.as_str().and_then(|word| Properties::parse(word).ok());
+        let is_id = |it: &Properties| it.get("driver", "driver").as_deref() == Some("vmgenid");
+        if let Some(mut device) = option.filter(is_id) {
+            device.set("guid", "auto", "auto".into());
+            *word = device.to_string().into();
+        }
+    }
+}
+
+/// Gives the network cards of a saved machine that have an address on its command line new,
+/// random ones, of QEMU's range. Those without one keep QEMU's default.
+///
+/// # Errors
+/// Where there are no random numbers to be had.
+pub fn renew_addresses(machine: &mut Value) -> std::io::Result<Vec<NewAddress>> {
+    let line: Vec<String> =
+        serde_json::from_value(machine["arguments"].clone()).unwrap_or_default();
+    let mut random = File::open("/dev/urandom")?;
+    let mut changes = Vec::new();
+    for argument in arguments(&line) {
+        let key = match argument.name {
+            "device" | "nic" => "mac",
+            "net" => "macaddr",
+            _ => continue,
+        };
+        let options = argument.value.and_then(|value| Properties::parse(value).ok());
+        let Some(mut options) = options else { continue };
+        let Some(old) = options.get(key, "") else { continue };
+        let mut bytes = [0; 3];
+        random.read_exact(&mut bytes)?;
+        // Not among QEMU's defaults, 52:54:00:12:34:56 and on.
+        bytes[0] |= 0x80;
+        let new = format!("52:54:00:{:02x}:{:02x}:{:02x}", bytes[0], bytes[1], bytes[2]);
+        options.set(key, &new, new.as_str().into());
+        machine["arguments"][argument.at + 1] = options.to_string().into();
+        changes.push(NewAddress { old: old.to_lowercase(), new });
+    }
+    Ok(changes)
+}
+
+/// The names of a QEMU's network cards that have one of these new addresses. Asked before the
+/// saved state, which has the old ones, is loaded.
+///
+/// # Errors
+/// Where QEMU does not answer, or does not have all of them.
+pub fn cards(qmp: &mut Qmp, changes: &[NewAddress]) -> Result<Vec<String>, QmpError> {
+    let told = monitor(qmp, "info network")?;
+    let missing = |new: &str| QmpError::Refused {
+        command: "info network".to_owned(),
+        reason: format!("no network card has the address {new}"),
+    };
+    changes
+        .iter()
+        .map(|change| card(&told, &change.new).ok_or_else(|| missing(&change.new)))
+        .collect()
+}
+
+/// Finds a card in `info network`, which has a line for each:
+/// `net0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:81:00:01`, set off, where the
+/// card is on a hub, by a backslash and the name of the hub's port.
+fn card(told: &str, address: &str) -> Option<String> {
+    let has_it = |line: &&str| {
+        line.contains("type=nic") && line.trim_end().ends_with(&format!("macaddr={address}"))
+    };
+    let (names, _) = told.lines().find(has_it)?.split_once(": index=")?;
+    let name = names.rsplit_once(": ").map_or(names, |(_, name)| name);
+    Some(name.trim_start_matches([' ', '\\']).to_owned())
+}
+
+/// Plugs cables of network cards in, or out.
+///
+/// # Errors
+/// Where QEMU refuses.
+pub fn set_links(qmp: &mut Qmp, cards: &[String], up: bool) -> Result<(), QmpError> {
+    cards
+        .iter()
+        .try_for_each(|name| qmp.execute("set_link", json!({"name": name, "up": up})).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_a_generation_id_of_its_own() {
+        let mut machine =
+            json!({"arguments": ["-device", "vmgenid,guid=324e6eaf,id=v", "-m", "1G"]});
+        renew_generation(&mut machine);
+        assert_eq!(machine["arguments"][1], "vmgenid,guid=auto,id=v");
+        assert_eq!(machine["arguments"][3], "1G");
+    }
+
+    #[test]
+    fn every_spelling_of_an_address_is_renewed() {
+        let mut machine = json!({"arguments": [
+            "-device", "e1000,netdev=a,mac=52:54:00:AA:00:01", "-nic", "user,mac=52:54:00:aa:00:02",
+            "-net", "nic,macaddr=52:54:00:aa:00:03",
+            "-device", r#"{"driver":"virtio-net-pci","mac":"52:54:00:aa:00:04"}"#,
+            "-device", "virtio-net-pci,netdev=b", "-name", "mac=x",
+        ]});
+        let before = machine.clone();
+        let changes = renew_addresses(&mut machine).expect("random numbers");
+        let old: Vec<&str> = changes.iter().map(|it| &it.old[12..]).collect();
+        assert_eq!(old, ["00:01", "00:02", "00:03", "00:04"]);
+        let text = machine.to_string();
+        assert!(!text.to_lowercase().contains("52:54:00:aa"), "{text}");
+        assert!(changes.iter().all(|it| text.contains(&it.new) && it.new != it.old));
+        for untouched in [9, 11] {
+            assert_eq!(machine["arguments"][untouched], before["arguments"][untouched]);
+        }
+    }
+
+    #[test]
+    fn a_card_is_found_by_its_address() {
+        let told = "net0: index=0,type=nic,model=e1000,macaddr=52:54:00:81:00:01\r\n \\ a: index=0,\
+            type=user,net=10.0.2.0,restrict=off\r\nhub 0\r\n \\ hub0port1: #net1: index=0,type=user\r\n \
+            \\ hub0port0: virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:81:00:02\r\n";
+        assert_eq!(card(told, "52:54:00:81:00:01").as_deref(), Some("net0"));
+        assert_eq!(card(told, "52:54:00:81:00:02").as_deref(), Some("virtio-net-pci.0"));
+        assert_eq!(card(told, "52:54:00:81:00:03"), None);
+    }
+}
