@@ -3,10 +3,13 @@
 
 mod common;
 
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, next_qemu};
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, next_qemu, wait_until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn guest(lab: &Lab, extra: &[&str]) -> TestGuest {
     let extra = extra.iter().map(|word| (*word).to_owned()).collect();
@@ -129,4 +132,77 @@ fn what_cannot_be_handed_over_is_told_before() {
     lab.dewar(&["upgrade", "g"]).failed(1, &["has ended"]);
     let none = lab.command(&["upgrade"]).stderr(Stdio::null()).status().expect("dewar");
     assert_eq!(none.code(), Some(2));
+}
+
+/// A software TPM with a state of its own, at a socket.
+struct Tpm {
+    state: tempfile::TempDir,
+}
+
+impl Tpm {
+    fn start(socket: &Path) -> Self {
+        let state = tempfile::tempdir().expect("folder");
+        let folder = format!("dir={}", state.path().display());
+        let at = format!("type=unixio,path={}", socket.display());
+        let line =
+            ["socket", "--tpm2", "--tpmstate", &folder, "--ctrl", &at, "--terminate", "--daemon"];
+        let started = Command::new("swtpm").args(line).status().expect("swtpm");
+        assert!(started.success());
+        Self { state }
+    }
+
+    /// What it keeps when it is off: seeds, keys, NV storage.
+    fn kept(&self) -> Vec<u8> {
+        fs::read(self.state.path().join("tpm2-00.permall")).expect("state")
+    }
+}
+
+/// Every guest that virt-manager makes for Windows has both.
+#[test]
+fn spice_and_a_tpm_move_by_freeze_and_thaw_and_a_checkpoint_has_the_tpm() {
+    let lab = common::lab();
+    let folder = lab.guest_folder("g").expect("folder");
+    let (socket, display) = (folder.join("tpm"), folder.join("spice"));
+    let first = Tpm::start(&socket);
+    let chardev = format!("socket,id=t,path={}", socket.display());
+    let tpm = [
+        "-chardev",
+        &chardev,
+        "-tpmdev",
+        "emulator,id=t0,chardev=t",
+        "-device",
+        "tpm-crb,tpmdev=t0",
+    ];
+    let listens = format!("unix=on,addr={},disable-ticketing=on", display.display());
+    let spice = ["-spice", &listens, "-device", "qxl-vga", "-device", "virtio-serial"];
+    let has_spice = Command::new("qemu-system-x86_64").args(["-spice", "help"]).output();
+    let has_spice = has_spice.is_ok_and(|told| told.status.success());
+    let mut extra = tpm.to_vec();
+    match has_spice {
+        true => extra.extend(spice),
+        false => println!("SKIPPED SPICE of this test: this QEMU has none"),
+    }
+    let mut guest = guest(&lab, &extra);
+    let pid = lab.pid("g").expect("pid");
+    lab.dewar(&["upgrade", "g"]).failed(4, &["'dewar freeze'", "was not touched"]);
+    assert_untouched(&lab, &mut guest, pid, "a TPM");
+    lab.dewar(&["checkpoint", "g", "--tag", "with"]).done();
+
+    lab.dewar(&["freeze", "g"]).done();
+    lab.dewar(&["thaw", "g"]).failed(4, &["its TPM is not there", "swtpm", "stays frozen"]);
+    // A new one: what it is comes from the guest.
+    let second = Tpm::start(&socket);
+    lab.dewar(&["thaw", "g"]).done();
+    guest.console = Console::connect(&guest.folder.join("console")).expect("console");
+    guest.console.ask("verify").expect("consistent");
+    assert!(!has_spice || UnixStream::connect(&display).is_ok(), "SPICE is reached again");
+    assert!(second.kept() == first.kept(), "the TPM is the guest's");
+
+    lab.dewar(&["stop", "g", "--now"]).done();
+    let ended = || UnixStream::connect(&socket).is_err();
+    wait_until("the TPM ends with its QEMU", Duration::from_secs(10), ended);
+    let third = Tpm::start(&socket);
+    lab.restore(&mut guest, &["with"]).expect("restore");
+    guest.console.ask("verify").expect("consistent");
+    assert!(third.kept() == first.kept(), "the checkpoint has the TPM");
 }

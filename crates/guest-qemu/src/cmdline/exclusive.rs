@@ -35,9 +35,20 @@ const FREE_NETDEVS: [&str; 3] = ["none", "nic", "hubport"];
 const ADD_FD: &str = "its descriptors came from another and are known to QEMU alone";
 /// Options with which no second QEMU can be started, and why.
 const REFUSED: [(&str, &str); 3] = [
-    ("readconfig", "what its file holds is not known"),
-    ("spice", "its ports cannot be handed over"),
-    ("tpmdev", "its emulator serves one QEMU only"),
+    (
+        "readconfig",
+        "what its file holds is not known; 'dewar freeze', then 'dewar thaw' do without",
+    ),
+    (
+        "spice",
+        "its ports cannot be handed over; 'dewar freeze', then 'dewar thaw' replace QEMU, too, and \
+         cut off who looks at its display",
+    ),
+    (
+        "tpmdev",
+        "its emulator serves one QEMU only; 'dewar freeze', start the emulator again, then 'dewar \
+         thaw': the guest's TPM stays as it was",
+    ),
 ];
 const REFUSED_DEVICES: [(&str, &str); 2] = [
     ("usb-host", "the host's device serves one QEMU only"),
