@@ -80,13 +80,13 @@ pub enum ImageError {
         /// Version or feature that is unknown.
         problem: String,
     },
-    /// Of more RAM than this machine has the memory to read the page table of.
-    #[error("checkpoint {id} is of {pages} pages of RAM, too many for this machine's memory")]
+    /// It is not known to be damaged, but this machine lacks the memory to read it.
+    #[error("checkpoint {id} has {what}, too many for this machine's memory")]
     TooLarge {
         /// Its id.
         id: String,
-        /// Pages of RAM, by its record.
-        pages: u64,
+        /// How much of what it has, by its record.
+        what: String,
     },
     /// No image has this name.
     #[error("there is no checkpoint '{reference}' in {store}")]

@@ -127,12 +127,15 @@ impl ImageReader {
         table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
     }
 
+    fn too_large(&self, what: String) -> ImageError {
+        ImageError::TooLarge { id: self.record.id.0.clone(), what }
+    }
+
     /// A record may claim what it likes.
     fn refuse_too_large(&self) -> Result<(), ImageError> {
         let memory = &self.record.memory;
         if memory.pages > memory_share() / size_of::<Entry>() as u64 {
-            let (id, pages) = (self.record.id.0.clone(), memory.pages);
-            return Err(ImageError::TooLarge { id, pages });
+            return Err(self.too_large(format!("{} pages of RAM", memory.pages)));
         }
         Ok(())
     }
@@ -306,7 +309,7 @@ impl ImageReader {
         }
         // A record may name one page as often as it likes.
         if blob.bytes > memory_share() {
-            return damaged("it is larger than this machine's memory allows");
+            return Err(self.too_large(format!("{} bytes of {name}", blob.bytes)));
         }
         let mut bytes = Vec::with_capacity(blob.entries.len() * PAGE_BYTES);
         for entry in &blob.entries {

@@ -204,7 +204,8 @@ fn a_blob_of_one_page_many_times_is_refused() {
     });
     let began = Instant::now();
     let failed = verify(&store, &id, |_, _| {}).expect_err("a lie");
-    assert!(matches!(failed, ImageError::Damaged { .. }), "{failed}");
+    // Whether it is one is not looked into; a large guest's lists may be too large, too.
+    assert!(matches!(failed, ImageError::TooLarge { .. }), "{failed}");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 

@@ -1,12 +1,12 @@
-//! Stores that version 1 wrote stay readable for ever: `data/v1` is one with a
-//! single image, the worked example of `docs/image-format.md`; `data/v1-chain`
+//! Stores that each version of the format wrote stay readable for ever. Of version 1 `data/v1`
+//! is one with a single image, the worked example of `docs/image-format.md`; `data/v1-chain`
 //! has an image whose parent was deleted, and whose segments were compacted;
 //! `data/v1-zstd` one by Zstandard, with fingerprints, on a disk copy that stands on
 //! another; and `data/v1.resp` is the same in Redis, as the commands that put it there.
 //! `data/v1-keyed` has pages in a dirty store, which `data/v1-keyed.resp` is, and the lists
-//! of fingerprints that are proof.
+//! of fingerprints that are proof. Of version 2 there are the same.
 //!
-//! They were written by this test with `DEWAR_WRITE_FIXTURE=DIR`,
+//! They were written by this test, of that version, with `DEWAR_WRITE_FIXTURE=DIR`,
 //! `DEWAR_WRITE_CHAIN=DIR`, `DEWAR_WRITE_ZSTD=DIR`, `DEWAR_WRITE_REDIS=FILE` and
 //! `DEWAR_WRITE_KEYED=DIR` (with the server's commands beside it) set.
 
@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+const VERSIONS: [&str; 2] = ["v1", "v2"];
 const PAGES: u64 = 600;
 const OPTIONS: ImageOptions =
     ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1, dedup: Dedup::Off };
@@ -83,15 +84,17 @@ fn commit(
 }
 
 #[test]
-fn a_store_of_version_1_is_read() {
+fn a_store_of_each_version_is_read() {
     if let Some(folder) = std::env::var_os("DEWAR_WRITE_FIXTURE") {
         let record = write(Path::new(&folder)).expect("write");
         println!("{}", record.id);
         return;
     }
-    let folder = copy_of("v1");
-    let record = read(&open(folder.path()), "worked", content);
-    assert_eq!(record.memory.regions[0].name, "ram");
+    for version in VERSIONS {
+        let folder = copy_of(version);
+        let record = read(&open(folder.path()), "worked", content);
+        assert_eq!(record.memory.regions[0].name, "ram");
+    }
 }
 
 /// Noise of the chain's first image that became zeros in the second: two frames
@@ -138,16 +141,18 @@ fn write_chain(root: &Path) -> Result<Record, ImageError> {
 }
 
 #[test]
-fn a_chain_of_version_1_is_read() {
+fn a_chain_of_each_version_is_read() {
     if let Some(folder) = std::env::var_os("DEWAR_WRITE_CHAIN") {
         println!("{}", write_chain(Path::new(&folder)).expect("write").id);
         return;
     }
-    let folder = copy_of("v1-chain");
-    let store = open(folder.path());
-    let record = read(&store, "chain", chain_content);
-    assert!(record.parent.is_some_and(|parent| store.record(&parent).is_err()));
-    assert_eq!(record.inherited_segments, [1, 2]);
+    for version in VERSIONS {
+        let folder = copy_of(&format!("{version}-chain"));
+        let store = open(folder.path());
+        let record = read(&store, "chain", chain_content);
+        assert!(record.parent.is_some_and(|parent| store.record(&parent).is_err()));
+        assert_eq!(record.inherited_segments, [1, 2]);
+    }
 }
 
 const ZSTD: ImageOptions =
@@ -217,22 +222,26 @@ fn read_zstd(store: &Store) -> Record {
 }
 
 #[test]
-fn zstandard_fingerprints_and_disks_of_version_1_are_read() {
+fn zstandard_fingerprints_and_disks_of_each_version_are_read() {
     if let Some(folder) = std::env::var_os("DEWAR_WRITE_ZSTD") {
         let store = Store::open_or_create(&Location::Folder(folder.into())).expect("store");
         println!("{}", write_zstd(&store).expect("write").id);
         return;
     }
-    let folder = copy_of("v1-zstd");
-    let record = read_zstd(&open(folder.path()));
-    assert_eq!(record.disks[0].below.len(), 1);
-    let segment = std::fs::read(data("v1-zstd/segments/0000000000000001.seg")).expect("segment");
-    let magic = [0x28, 0xb5, 0x2f, 0xfd];
-    assert!(segment.windows(4).any(|bytes| bytes == magic), "a Zstandard frame (RFC 8878)");
+    for version in VERSIONS {
+        let name = format!("{version}-zstd");
+        let folder = copy_of(&name);
+        let record = read_zstd(&open(folder.path()));
+        assert_eq!(record.disks[0].below.len(), 1);
+        let segment = data(&name).join("segments/0000000000000001.seg");
+        let segment = std::fs::read(segment).expect("segment");
+        let magic = [0x28, 0xb5, 0x2f, 0xfd];
+        assert!(segment.windows(4).any(|bytes| bytes == magic), "a Zstandard frame (RFC 8878)");
+    }
 }
 
 #[test]
-fn a_store_of_version_1_in_redis_is_read() {
+fn a_store_of_each_version_in_redis_is_read() {
     let server = RedisServer::start(&[]).expect("redis");
     let place = Location::parse(&server.url()).expect("url");
     if let Some(file) = std::env::var_os("DEWAR_WRITE_REDIS") {
@@ -241,8 +250,11 @@ fn a_store_of_version_1_in_redis_is_read() {
         std::fs::write(file, all_of(&server.url()).expect("dump")).expect("write");
         return;
     }
-    load(&server, "v1.resp");
-    read_zstd(&Store::open(&place).expect("store"));
+    for version in VERSIONS {
+        server.ask(&["flushall"]).expect("an empty server");
+        load(&server, &format!("{version}.resp"));
+        read_zstd(&Store::open(&place).expect("store"));
+    }
 }
 
 /// Puts into a server what a file in `data` has commands for.
@@ -302,7 +314,7 @@ fn write_keyed(store: &Store, url: &str) -> Result<Record, ImageError> {
 }
 
 #[test]
-fn keyed_pages_and_proofs_of_version_1_are_read() {
+fn keyed_pages_and_proofs_of_each_version_are_read() {
     let server = RedisServer::start(&[]).expect("redis");
     if let Some(folder) = std::env::var_os("DEWAR_WRITE_KEYED") {
         let folder = PathBuf::from(folder);
@@ -312,11 +324,18 @@ fn keyed_pages_and_proofs_of_version_1_are_read() {
         std::fs::write(folder.with_extension("resp"), dump).expect("write");
         return;
     }
-    load(&server, "v1-keyed.resp");
-    let folder = copy_of("v1-keyed");
-    move_server(folder.path(), &server.url());
-    let store = open(folder.path());
-    let record = read(&store, "keyed", keyed_content);
+    for version in VERSIONS {
+        server.ask(&["flushall"]).expect("an empty server");
+        load(&server, &format!("{version}-keyed.resp"));
+        let folder = copy_of(&format!("{version}-keyed"));
+        move_server(folder.path(), &server.url());
+        read_keyed(&open(folder.path()));
+    }
+}
+
+/// Reads it, and goes on from it.
+fn read_keyed(store: &Store) {
+    let record = read(store, "keyed", keyed_content);
     assert_eq!(record.keyed.len(), 2, "{:?}", record.keyed);
     assert_eq!(record.memory.counts.keyed, 20);
     let first = record.parent.expect("a parent");
