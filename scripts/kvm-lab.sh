@@ -79,11 +79,9 @@ tests_disk() {
     cp .cache/guest/vmlinuz .cache/guest/initrd "$tree/guest/"
     cargo build -q -p dewar-cli
     cp target/debug/dewar "$tree/dewar"
-    for test in exact consistent killed upgrade; do
-        binary=$(cargo test -q -p dewar-cli --test "$test" --no-run --message-format=json 2>/dev/null |
-            sed -n 's/.*"executable":"\([^"]*\/'"$test"'-[^"]*\)".*/\1/p' | tail -n1)
-        cp "$binary" "$tree/bin/$test"
-    done
+    binary=$(cargo test -q -p dewar-cli --test guests --no-run --message-format=json 2>/dev/null |
+        sed -n 's/.*"executable":"\([^"]*\/guests-[^"]*\)".*/\1/p' | tail -n1)
+    cp "$binary" "$tree/bin/guests"
     strip -g "$tree/dewar" "$tree"/bin/*
     cat >"$tree/init" <<INIT
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
@@ -99,13 +97,13 @@ echo "L1: Linux \$(uname -r), \$(qemu-system-x86_64 --version | head -n1)"
 failed=0
 # A name that no test has any more must not pass.
 run() {
-    timeout 1500 /lab/bin/"\$@" --test-threads=1 --nocapture 2>&1 | tee /tmp/said
+    timeout 1500 /lab/bin/guests "\$1" --test-threads=1 --nocapture 2>&1 | tee /tmp/said
     grep -q '^test result: ok. [1-9]' /tmp/said || failed=1
 }
-run exact every_page_is_that_of_the_pause
-run consistent under_kvm
-run killed five_kills_under_kvm
-run upgrade moves_and_freezes_under_kvm
+run exact::every_page_is_that_of_the_pause
+run consistent::under_kvm
+run killed::five_kills_under_kvm
+run upgrade::moves_and_freezes_under_kvm
 echo "kvm-lab: exit \$failed"
 sync
 echo o >/proc/sysrq-trigger

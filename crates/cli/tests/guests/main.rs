@@ -1,0 +1,35 @@
+//! Tests of `dewar` with real QEMU guests. One program has all of them: it is linked once, and
+//! no core waits for the last test of one file before the first of the next.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adopt;
+mod apart;
+mod attention;
+mod consistent;
+mod dedup;
+mod defaults;
+mod direct_io;
+mod dirty_store;
+mod disks;
+mod exact;
+mod failures;
+mod faults;
+mod freeze;
+mod gc;
+mod huge_pages;
+mod incremental;
+mod interference;
+mod killed;
+mod lazy;
+mod redis;
+mod replaced;
+mod report;
+mod reuse;
+mod spellings;
+mod unusual;
+mod upgrade;
+mod upgrade_devices;
+mod upgrade_refused;
+mod verbs;
