@@ -341,8 +341,8 @@ pub struct RestoreArgs {
     /// A name for the restored guest [default: the one it had].
     #[arg(long = "as", value_name = "NAME")]
     pub name: Option<String>,
-    /// Give the network cards of a copy new addresses, those that have one on the command line: it
-    /// runs with its cables out until its guest agent has set them.
+    /// Give the network cards of a copy new addresses: it runs with their cables out until its guest
+    /// agent has set them.
     #[arg(long, requires = "name", conflicts_with = "paused")]
     pub new_identity: bool,
     /// Bring back all memory before the guest runs.

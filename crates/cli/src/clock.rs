@@ -1,6 +1,7 @@
 //! The clock of a guest that was brought back: it goes on from when the guest was saved.
 
 use crate::args::ClockChoice;
+use crate::output::foreign;
 use dewar_guest_qemu::Agent;
 use dewar_units::format_duration;
 use serde_json::{Value, json};
@@ -33,9 +34,9 @@ pub fn bring_forward(
         ClockChoice::Keep => Err("it was to be kept".to_owned()),
         ClockChoice::Step => match Agent::of(line, folder, WITHIN) {
             None => Err("it has no guest agent that could set it".to_owned()),
-            Some(agent) => {
-                agent.and_then(|mut agent| agent.set_time()).map_err(|error| error.to_string())
-            }
+            Some(agent) => agent
+                .and_then(|mut agent| agent.set_time())
+                .map_err(|error| foreign(&error.to_string())),
         },
     };
     Clock { behind, set }

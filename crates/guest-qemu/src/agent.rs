@@ -77,8 +77,9 @@ impl Agent {
         let stream = UnixStream::connect(socket)?;
         let answers = BufReader::new(stream.try_clone()?);
         let mut agent = Self { stream, answers, deadline };
-        // What it said to others before is passed over.
-        let id = u64::from(std::process::id());
+        // What it said to others before, or to us before it fell silent, is passed over.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let id = u64::from(std::process::id()) << 32 | u64::from(now.subsec_nanos());
         agent.send("guest-sync", json!({"id": id}))?;
         while agent.answer()?["return"] != id {}
         Ok(agent)
@@ -107,6 +108,12 @@ impl Agent {
             if self.interface(&change.new)?.as_ref() != Some(&interface) {
                 let what = format!("{interface} keeps its address {}: {said}", change.old);
                 return Err(AgentError::Failed(what));
+            }
+        }
+        // A bridge or a bond may have had it from the card.
+        for NewAddress { old, .. } in changes {
+            if let Some(other) = self.interface(old)? {
+                return Err(AgentError::Failed(format!("{other} has the address {old}, too")));
             }
         }
         Ok(())
@@ -155,7 +162,7 @@ impl Agent {
     }
 
     fn answer(&mut self) -> Result<Value, AgentError> {
-        const LONGEST: usize = 1 << 16;
+        const LONGEST: usize = 4 << 20;
         let mut line = Vec::new();
         // Byte by byte: a read timeout begins anew with each piece that comes.
         while line.last() != Some(&b'\n') {

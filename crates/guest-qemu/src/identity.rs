@@ -35,25 +35,79 @@ pub fn renew_generation(machine: &mut Value) {
     }
 }
 
-/// Gives the network cards of a saved machine that have an address on its command line new,
-/// random ones, of QEMU's range. Those without one keep QEMU's default.
+/// Why the network cards of a guest cannot have new addresses.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// There are no random numbers to be had.
+    #[error("random addresses: {0}")]
+    Random(#[from] std::io::Error),
+    /// A card has none of its own, but QEMU's default.
+    #[error("network card '{0}' has no address of its own (mac=) on the command line")]
+    NoAddress(String),
+    /// An address is written in a way that is not understood.
+    #[error("network card '{0}': its address is not six pairs of digits with ':' between")]
+    Spelling(String),
+    /// Cards of other kinds keep an address in what is saved, and take it again at a reset.
+    #[error("network card '{0}' is not a virtio one: others come back to the address they had")]
+    Kind(String),
+}
+
+/// Devices that are network cards, by how their names begin.
+const CARDS: [&str; 10] = [
+    "virtio-net",
+    "e1000",
+    "igb",
+    "rtl8139",
+    "ne2k",
+    "i82",
+    "pcnet",
+    "vmxnet3",
+    "tulip",
+    "usb-net",
+];
+
+/// Gives the network cards of a saved machine new, random addresses, of QEMU's range.
 ///
 /// # Errors
-/// Where there are no random numbers to be had.
-pub fn renew_addresses(machine: &mut Value) -> std::io::Result<Vec<NewAddress>> {
+/// Where a card has no address on the command line, or would not keep a new one.
+pub fn renew_addresses(machine: &mut Value) -> Result<Vec<NewAddress>, IdentityError> {
     let line: Vec<String> =
         serde_json::from_value(machine["arguments"].clone()).unwrap_or_default();
     let mut random = File::open("/dev/urandom")?;
     let mut changes = Vec::new();
     for argument in arguments(&line) {
-        let key = match argument.name {
-            "device" | "nic" => "mac",
-            "net" => "macaddr",
-            _ => continue,
-        };
         let options = argument.value.and_then(|value| Properties::parse(value).ok());
         let Some(mut options) = options else { continue };
-        let Some(old) = options.get(key, "") else { continue };
+        let word = || argument.value.unwrap_or_default().to_owned();
+        let key = match argument.name {
+            "device" => {
+                let kind = options.get("driver", "driver").unwrap_or_default();
+                if !CARDS.iter().any(|it| kind.starts_with(it)) && options.get("mac", "").is_none()
+                {
+                    continue;
+                }
+                if !kind.starts_with("virtio-net") {
+                    return Err(IdentityError::Kind(word()));
+                }
+                "mac"
+            }
+            "nic" | "net" => {
+                let kind = options.get("type", "type").unwrap_or_default();
+                let is_card = if argument.name == "net" { kind == "nic" } else { kind != "none" };
+                if !is_card {
+                    continue;
+                }
+                if !options.get("model", "").is_some_and(|model| model.starts_with("virtio")) {
+                    return Err(IdentityError::Kind(word()));
+                }
+                if argument.name == "nic" { "mac" } else { "macaddr" }
+            }
+            _ => continue,
+        };
+        let old = options.get(key, "").ok_or_else(|| IdentityError::NoAddress(word()))?;
+        if !is_plain(&old) {
+            return Err(IdentityError::Spelling(word()));
+        }
         let mut bytes = [0; 3];
         random.read_exact(&mut bytes)?;
         // Not among QEMU's defaults, 52:54:00:12:34:56 and on.
@@ -66,17 +120,27 @@ pub fn renew_addresses(machine: &mut Value) -> std::io::Result<Vec<NewAddress>> 
     Ok(changes)
 }
 
-/// The names of a QEMU's network cards that have one of these new addresses. Asked before the
+/// Whether an address is written as a guest's agent writes it.
+fn is_plain(address: &str) -> bool {
+    let pairs: Vec<&str> = address.split(':').collect();
+    let is_pair = |it: &&str| it.len() == 2 && it.bytes().all(|it| it.is_ascii_hexdigit());
+    pairs.len() == 6 && pairs.iter().all(is_pair)
+}
+
+/// The names of a QEMU's network cards, which have these new addresses. Asked before the
 /// saved state, which has the old ones, is loaded.
 ///
 /// # Errors
-/// Where QEMU does not answer, or does not have all of them.
+/// Where QEMU does not answer, or has not just these: what it makes by itself, or by an
+/// option that was not looked at, would have an address of another guest.
 pub fn cards(qmp: &mut Qmp, changes: &[NewAddress]) -> Result<Vec<String>, QmpError> {
     let told = monitor(qmp, "info network")?;
-    let missing = |new: &str| QmpError::Refused {
-        command: "info network".to_owned(),
-        reason: format!("no network card has the address {new}"),
-    };
+    let refused = |reason: String| QmpError::Refused { command: "info network".to_owned(), reason };
+    let missing = |new: &str| refused(format!("no network card has the address {new}"));
+    let is_new = |line: &str| changes.iter().any(|it| line.trim_end().ends_with(&it.new));
+    if let Some(other) = told.lines().find(|it| it.contains("type=nic,") && !is_new(it)) {
+        return Err(refused(format!("a network card has no new address: {}", other.trim())));
+    }
     changes
         .iter()
         .map(|change| card(&told, &change.new).ok_or_else(|| missing(&change.new)))
@@ -121,20 +185,38 @@ mod tests {
     #[test]
     fn every_spelling_of_an_address_is_renewed() {
         let mut machine = json!({"arguments": [
-            "-device", "e1000,netdev=a,mac=52:54:00:AA:00:01", "-nic", "user,mac=52:54:00:aa:00:02",
-            "-net", "nic,macaddr=52:54:00:aa:00:03",
+            "-device", "virtio-net-pci,netdev=a,mac=52:54:00:AA:00:01",
+            "-nic", "user,model=virtio-net-pci,mac=52:54:00:aa:00:02",
+            "-net", "nic,model=virtio,macaddr=52:54:00:aa:00:03",
             "-device", r#"{"driver":"virtio-net-pci","mac":"52:54:00:aa:00:04"}"#,
-            "-device", "virtio-net-pci,netdev=b", "-name", "mac=x",
+            "-device", "virtio-rng-pci", "-name", "mac=x", "-nic", "none",
         ]});
         let before = machine.clone();
-        let changes = renew_addresses(&mut machine).expect("random numbers");
+        let changes = renew_addresses(&mut machine).expect("new ones");
         let old: Vec<&str> = changes.iter().map(|it| &it.old[12..]).collect();
         assert_eq!(old, ["00:01", "00:02", "00:03", "00:04"]);
         let text = machine.to_string();
         assert!(!text.to_lowercase().contains("52:54:00:aa"), "{text}");
         assert!(changes.iter().all(|it| text.contains(&it.new) && it.new != it.old));
-        for untouched in [9, 11] {
+        for untouched in [9, 11, 13] {
             assert_eq!(machine["arguments"][untouched], before["arguments"][untouched]);
+        }
+    }
+
+    #[test]
+    fn cards_that_would_not_keep_an_address_are_refused() {
+        let renewed = |option: &str, value: &str| {
+            renew_addresses(&mut json!({"arguments": [option, value]})).expect_err(value)
+        };
+        for value in ["e1000,netdev=a,mac=52:54:00:aa:00:01", "rtl8139,netdev=a", "new,mac=1"] {
+            assert!(matches!(renewed("-device", value), IdentityError::Kind(_)), "{value}");
+        }
+        assert!(matches!(renewed("-nic", "user,mac=52:54:00:aa:00:01"), IdentityError::Kind(_)));
+        let without = renewed("-device", "virtio-net-pci,netdev=a");
+        assert!(matches!(without, IdentityError::NoAddress(_)), "{without}");
+        for spelt in ["52-54-00-aa-00-01", "52:54:0:aa:0:1", "0x525400aa0001"] {
+            let failed = renewed("-device", &format!("virtio-net-pci,netdev=a,mac={spelt}"));
+            assert!(matches!(failed, IdentityError::Spelling(_)), "{failed}");
         }
     }
 

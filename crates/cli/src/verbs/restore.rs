@@ -38,7 +38,7 @@ use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
 use dewar_units::PAGE_BYTES;
 use new_identity::NewIdentity;
 use predecessor::{dead_ram, end_predecessor};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -56,7 +56,8 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let began = Instant::now();
     require_tracking()?;
     let progress = Progress::new("reading the checkpoint");
-    let resumed = if args.replace { None } else { resume_service(context, &args)? };
+    let resumed =
+        if args.replace || args.new_identity { None } else { resume_service(context, &args)? };
     if let Some(resumed) = resumed {
         drop(progress);
         context.print(
@@ -69,6 +70,14 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     let id = store.find(&args.reference)?;
     let image = store.open_image(&id)?;
     let name = args.name.clone().unwrap_or_else(|| image.record().guest.clone());
+    let mut machine = image.record().machine.clone();
+    if args.new_identity || name != image.record().guest {
+        renew_generation(&mut machine);
+    }
+    let identity = match args.new_identity {
+        true => NewIdentity::choose(&mut machine, args.run)?,
+        false => NewIdentity::default(),
+    };
     let folder = context.registry.guest(&name)?;
     let mut lock = folder.lock()?;
     replaced::end_unfinished(&folder)?;
@@ -119,6 +128,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         &store,
         &image,
         &folder,
+        (machine, identity),
         &ram_dir,
         device_state,
         disks,
@@ -151,7 +161,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     if let Some(origin) = &record.origin {
         folder.remove_other_base_disks(&origin.disks);
     }
-    let identified = identity.hand_over(&record);
+    let identified = identity.hand_over(&record, &state);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let saved = UNIX_EPOCH + Duration::from_millis(image.record().created_ms);
@@ -227,6 +237,7 @@ fn bring_back(
     store: &Store,
     image: &ImageReader,
     folder: &GuestFolder,
+    (machine, mut identity): (Value, NewIdentity),
     ram_dir: &Path,
     device_state: Vec<u8>,
     disks: Vec<SavedDisk>,
@@ -245,14 +256,6 @@ fn bring_back(
         .iter()
         .map(|region| (region.name.clone(), region.pages * PAGE_BYTES as u64))
         .collect();
-    let mut machine = image.record().machine.clone();
-    if name != image.record().guest {
-        renew_generation(&mut machine);
-    }
-    let mut identity = match args.new_identity {
-        true => NewIdentity::choose(&mut machine)?,
-        false => NewIdentity::default(),
-    };
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());
@@ -262,7 +265,6 @@ fn bring_back(
     }
     // Of a frozen one it is known otherwise whether it ran.
     let ran = thawing || args.run || revival.machine.was_running();
-    identity.require(ran, &revival.plan.line, &revival.machine.folder)?;
     let room = |folder: &Path| context.ram_room(name, folder, args.overcommit);
     let owned_ram = make_ram_files(&revival.plan.run.regions, coming, room)?;
     made.extend(owned_ram.iter().cloned());

@@ -342,16 +342,16 @@ fn a_copy_with_a_new_identity_has_addresses_of_its_own() {
     lab.crash("copy");
     let line = ["restore", "unknown", "--as", "other", "--new-identity", "--eager"];
     let failed = lab.dewar(&line);
-    failed.failed(5, &["no interface has the address", OLD, "the guest runs, with the cables"]);
+    failed.failed(5, &["no interface has the address", OLD, "the guest is there, and cables"]);
     guest.console = Console::connect(&guest.folder.join("console")).expect("console");
     carrier(&mut guest, "0");
 
     lab.crash("other");
     lab.dewar(&["restore", "first", "--as", "third", "--paused"]).done();
     lab.dewar(&["checkpoint", "third", "--tag", "paused"]).done();
-    lab.crash("third");
-    let line = ["restore", "paused", "--as", "fourth", "--new-identity"];
+    let line = ["restore", "paused", "--as", "third", "--new-identity", "--replace"];
     lab.dewar(&line).failed(4, &["does not run", "no guest was started"]);
+    assert_eq!(lab.ps("third").expect("it is kept")["state"], "paused");
     lab.dewar(&["restore", "first", "--new-identity"]).failed(2, &["--as"]);
 }
 

@@ -5,11 +5,12 @@
 //! ones, and only then are the cables plugged in.
 
 use crate::failure::{Code, Failure};
+use crate::output::foreign;
 use dewar_guest_qemu::identity::{NewAddress, cards, renew_addresses, set_links};
 use dewar_guest_qemu::registry::GuestRecord;
-use dewar_guest_qemu::{Agent, Qmp, QmpError};
+use dewar_guest_qemu::revive::{Machine, ReviveError};
+use dewar_guest_qemu::{Agent, Qmp, QmpError, RunState};
 use serde_json::{Value, json};
-use std::path::Path;
 use std::time::Duration;
 
 /// How long the agent may take: the guest's memory may still be arriving.
@@ -18,34 +19,36 @@ const WITHIN: Duration = Duration::from_secs(30);
 /// The addresses of a copy; none where they stay as they are.
 #[derive(Default)]
 pub struct NewIdentity {
+    asked: bool,
     addresses: Vec<NewAddress>,
     /// QEMU's names for the cards that get them.
     cards: Vec<String>,
 }
 
 impl NewIdentity {
-    /// Chooses addresses, and puts them on the saved machine's command line.
-    pub fn choose(machine: &mut Value) -> Result<Self, Failure> {
-        let addresses = renew_addresses(machine)
-            .map_err(|error| Failure::new(Code::Failed, format!("random addresses: {error}")))?;
-        Ok(Self { addresses, cards: Vec::new() })
-    }
-
-    /// That the guest can be told of them: it will run, and has an agent.
-    pub fn require(&self, runs: bool, line: &[String], folder: &Path) -> Result<(), Failure> {
-        let why = match (self.addresses.is_empty(), runs) {
-            (true, _) => return Ok(()),
-            (false, false) => "nothing in a guest that does not run can set its new addresses",
-            (false, true) if Agent::is_on(line, folder) => return Ok(()),
-            (false, true) => "the guest has no guest agent that could set its new addresses",
+    /// Chooses addresses and puts them on the saved machine's command line, if the guest can be
+    /// told of them: it will run, and has an agent.
+    pub fn choose(machine: &mut Value, run: bool) -> Result<Self, Failure> {
+        let addresses = renew_addresses(machine).map_err(|error| refused(error.to_string()))?;
+        let saved: Machine = serde_json::from_value(machine.clone())
+            .map_err(|error| Failure::from(ReviveError::Machine(error)))?;
+        let why = match (addresses.is_empty(), run || saved.was_running()) {
+            (true, _) => None,
+            (_, false) => Some("nothing in a guest that does not run can set its new addresses"),
+            _ if Agent::is_on(&saved.arguments, &saved.folder) => None,
+            _ => Some("the guest has no guest agent that could set its new addresses"),
         };
-        let advice = "leave out '--new-identity', and set them before the guest meets the first";
-        Err(Failure::new(Code::Unsupported, why).advice(advice))
+        match why {
+            Some(why) => Err(refused(why.to_owned())),
+            None => Ok(Self { asked: true, addresses, cards: Vec::new() }),
+        }
     }
 
     /// Finds the cards of a QEMU that has nothing loaded yet.
     pub fn find_cards(&mut self, qmp: &mut Qmp) -> Result<(), QmpError> {
-        self.cards = cards(qmp, &self.addresses)?;
+        if self.asked {
+            self.cards = cards(qmp, &self.addresses)?;
+        }
         Ok(())
     }
 
@@ -54,30 +57,44 @@ impl NewIdentity {
         set_links(qmp, &self.cards, false)
     }
 
-    /// Has the running guest take its addresses, and plugs the cables in.
-    pub fn hand_over(&self, record: &GuestRecord) -> Result<(), Failure> {
+    /// Has the guest take its addresses, and plugs the cables in.
+    pub fn hand_over(&self, record: &GuestRecord, state: &RunState) -> Result<(), Failure> {
         if self.addresses.is_empty() {
             return Ok(());
         }
-        let agent = Agent::of(&record.arguments, &record.folder, WITHIN);
-        let agent = agent.unwrap_or(Err(dewar_guest_qemu::AgentError::Gone));
-        agent
-            .and_then(|mut agent| agent.set_addresses(&self.addresses))
-            .map_err(|error| error.to_string())
-            .and_then(|()| {
-                let mut qmp = Qmp::connect_to(&record.qmp, &record.process)
-                    .map_err(|error| error.to_string())?;
-                set_links(&mut qmp, &self.cards, true).map_err(|error| error.to_string())
-            })
-            .map_err(|why| {
-                let what = format!("the new addresses of '{}' were not set: {why}", record.name);
-                let state = format!(
-                    "the guest runs, with the cables of its network cards ({}) out",
-                    self.cards.join(", ")
-                );
-                let advice = "set them by hand, then plug each in with QMP 'set_link'";
-                Failure::new(Code::Attention, what).state(state).advice(advice)
-            })
+        let name = &record.name;
+        let agent = match state.is_running() {
+            true => Agent::of(&record.arguments, &record.folder, WITHIN),
+            false => None,
+        };
+        let set = match agent {
+            None => Err("it does not run".to_owned()),
+            Some(agent) => agent
+                .and_then(|mut agent| agent.set_addresses(&self.addresses))
+                .map_err(|error| error.to_string()),
+        };
+        set.map_err(|why| {
+            let what = format!("the new addresses of '{name}' were not set: {}", foreign(&why));
+            let advice = "set them by hand, then plug each card in with QMP 'set_link'";
+            self.unplugged(record, what).advice(advice)
+        })?;
+        let plug =
+            || set_links(&mut Qmp::connect_to(&record.qmp, &record.process)?, &self.cards, true);
+        plug().map_err(|error| {
+            let what = format!("'{name}' has its new addresses, but not all its cables: {error}");
+            self.unplugged(record, what).advice("plug each card in with QMP 'set_link'")
+        })
+    }
+
+    fn unplugged(&self, record: &GuestRecord, what: String) -> Failure {
+        let cards = self.cards.join(", ");
+        let state = match record.process.is_alive() {
+            true => {
+                format!("the guest is there, and cables of its network cards ({cards}) are out")
+            }
+            false => "the guest has ended".to_owned(),
+        };
+        Failure::new(Code::Attention, what).state(state)
     }
 
     /// For programs: the new address of each old one.
@@ -88,4 +105,9 @@ impl NewIdentity {
             .collect::<serde_json::Map<_, _>>()
             .into()
     }
+}
+
+fn refused(why: String) -> Failure {
+    let advice = "leave out '--new-identity', and set them before the guest meets the first";
+    Failure::new(Code::Unsupported, why).state("no guest was started").advice(advice)
 }
