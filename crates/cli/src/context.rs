@@ -11,14 +11,14 @@ use crate::verbs::ps::server_alive;
 use crate::verbs::stop::{await_server, end, would_lose};
 use dewar_guest_qemu::handover;
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::registry::{
-    Frozen, GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
-};
 use dewar_guest_qemu::revive::start;
 use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, RamRoom, recover};
 use dewar_image::{Location, Store};
 use dewar_kernel::KernelError;
 use dewar_qos::Ledger;
+use dewar_registry::{
+    Frozen, GuestFolder, GuestLock, GuestRecord, Kept, Phase, Registry, RegistryError,
+};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -243,7 +243,7 @@ pub struct Settled {
 /// Finishes what a dead command left with a guest; its record may be another
 /// then.
 fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
-    recover(|| record.connect(), folder, &record)?;
+    recover(|| Qmp::of(&record), folder, &record)?;
     replaced::settle(folder, &folder.record()?)?;
     settle_unthawed(folder, folder.record()?)
 }
@@ -256,7 +256,7 @@ fn start_if_pending(folder: &GuestFolder, mut record: GuestRecord) -> Result<Gue
     if !pending || !record.process.is_alive() || lacks_server(folder, &record) {
         return Ok(record);
     }
-    let result = record.connect().and_then(|mut qmp| start(&mut qmp));
+    let result = Qmp::of(&record).and_then(|mut qmp| start(&mut qmp));
     let refused = match result {
         Ok(()) => None,
         Err(error @ QmpError::Refused { .. }) => Some(error),
@@ -345,7 +345,7 @@ pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> 
 
 /// Connects to a guest's QEMU.
 pub fn connect(record: &GuestRecord) -> Result<Qmp, Failure> {
-    record.connect().map_err(|error| qmp_failure(record, &error))
+    Qmp::of(record).map_err(|error| qmp_failure(record, &error))
 }
 
 /// Says that a guest's QEMU does not do as it is told.

@@ -31,10 +31,10 @@ use crate::apart::PARENT;
 use crate::args::GuardianArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use dewar_guest_qemu::registry::GuestLock;
 use dewar_guest_qemu::{Qmp, receive_fd, recover, send_fd};
 use dewar_image::{Location, Store};
 use dewar_kernel::{Pid, ProcessHandle, WakeTimer, detach};
+use dewar_registry::GuestLock;
 use rustix::process::getpid;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -253,7 +253,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     for _ in 0..TRIES {
         let connect = || match inherited.take() {
             Some(fd) => Ok(Qmp::take_over(fd)),
-            None => record.connect(),
+            None => Qmp::of(&record),
         };
         result = recover(connect, &folder, &record);
         if result.is_ok() {

@@ -2,10 +2,9 @@
 
 use crate::failure::{Code, Failure};
 use dewar_checkpoint::cores;
-use dewar_guest_qemu::freeze::SUMS;
 use dewar_guest_qemu::launch::last_words;
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile};
 use dewar_memory::{SUM_BYTES, sum, sums};
+use dewar_registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile, SUMS_FILE};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -104,7 +103,7 @@ fn unreadable(state: &Path, error: &std::io::Error) -> Failure {
 
 /// In what a guest's memory is not as it was.
 fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<String>, Failure> {
-    let Some(before) = folder.read::<Vec<Vec<String>>>(SUMS)? else {
+    let Some(before) = folder.read::<Vec<Vec<String>>>(SUMS_FILE)? else {
         return Ok(Some("has lost its checksums".to_owned()));
     };
     let now = sums_of(&record.ram)?;

@@ -14,7 +14,7 @@
 
 use crate::failure::{Code, Failure};
 use crate::verbs::stop::end;
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase};
+use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use std::fs;
 use std::path::{Path, PathBuf};
 

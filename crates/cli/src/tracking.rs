@@ -6,9 +6,9 @@
 //! of the count for the whole.
 
 use crate::failure::Failure;
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_image::{ImageError, ImageId, ImageReader, Record, RegionRecord, Store};
 use dewar_memory::{KernelError, Pid, ProcessHandle, Ram, UffdOrigin, WriteTracker};
+use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{PageRange, PageSet};
 use serde::{Deserialize, Serialize};
 

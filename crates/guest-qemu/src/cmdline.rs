@@ -14,9 +14,7 @@ mod sockets;
 mod truncated;
 
 pub(crate) use exclusive::ASIDE;
-pub use exclusive::{
-    Descriptors, Holder, Later, Listening, Rename, TakenOver, inherited, take_over,
-};
+pub use exclusive::{Holder, Later, Listening, Rename, TakenOver, inherited, take_over};
 pub(crate) use files::BOOTED;
 pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};

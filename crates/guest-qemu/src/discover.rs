@@ -4,10 +4,10 @@
 use crate::cmdline::file_of;
 use crate::qemu_user::closed_disk;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestRecord, RamFile};
 use dewar_guest::{DiskInfo, GuestError};
 use dewar_kernel::{Pid, huge_page_bytes, list_fds};
 use dewar_memory::Ram;
+use dewar_registry::{GuestRecord, RamFile};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde_json::{Value, json};

@@ -27,7 +27,7 @@ use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qemu_img::{self, STDIN, create_private};
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, RegistryError};
+use dewar_registry::{GuestFolder, RegistryError};
 use serde_json::{Value, json};
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsFd;

@@ -14,31 +14,25 @@
 //! guest is frozen again only if its memory is, byte for byte, what it was.
 
 use crate::cmdline::{
-    Descriptors, RunPlan, TakenOver, Unsupported, inherited, keep_truncated, require_sockets,
-    take_over,
+    RunPlan, TakenOver, Unsupported, inherited, keep_truncated, require_sockets, take_over,
 };
 use crate::guest::QemuGuest;
 use crate::handover::{
-    Forward, HandoverError, add_forwards, current_line, forwards, missing_file, named_ram,
-    plan_on_its_ram, refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
+    HandoverError, add_forwards, current_line, forwards, missing_file, named_ram, plan_on_its_ram,
+    refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
 };
 use crate::journal::Journal;
 use crate::launch::{Inherited, LaunchError, Launched, end_strays, kill, launch};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{RecoverError, change_settings, journal_of};
-use crate::registry::{GuestFolder, GuestRecord, RamFile};
 use crate::state::StateChannel;
 use dewar_guest::Guest;
 use dewar_kernel::huge_page_bytes;
+use dewar_registry::{
+    Descriptors, Forward, GuestFolder, GuestRecord, RamFile, STATE_FILE, THAWING_FILE,
+};
 use std::fs;
 use std::path::PathBuf;
-
-/// Names the file of the device state, among the names of the guest's own files.
-const STATE: &str = ".state";
-/// The checksums of a frozen guest's RAM, in its folder.
-pub const SUMS: &str = "sums.json";
-/// There from before a thaw starts a QEMU until the guest runs in it.
-const BEGUN: &str = "thawing";
 
 /// Where the state of a guest's devices goes that has this RAM: beside it, since
 /// neither is worth anything without the other. A file system of huge pages takes no
@@ -50,8 +44,8 @@ pub fn state_file(folder: &GuestFolder, ram: &[RamFile]) -> PathBuf {
         file.is_ok_and(|file| huge_page_bytes(&file).is_ok_and(|bytes| bytes.is_some()))
     };
     match first.and_then(|path| path.parent()) {
-        Some(beside) if !first.is_some_and(huge) => folder.ram_file(beside, STATE),
-        _ => folder.file(STATE),
+        Some(beside) if !first.is_some_and(huge) => folder.ram_file(beside, STATE_FILE),
+        _ => folder.file(STATE_FILE),
     }
 }
 
@@ -139,11 +133,11 @@ pub(crate) fn end(
             kill(&record.process);
         }
     }
-    if socket.exists() || folder.file(BEGUN).exists() {
+    if socket.exists() || folder.file(THAWING_FILE).exists() {
         // Of a QEMU that was to thaw it.
         end_strays(&socket, None);
         let _ = fs::remove_file(&socket);
-        let _ = fs::remove_file(folder.file(BEGUN));
+        let _ = fs::remove_file(folder.file(THAWING_FILE));
     }
     Ok(Journal::close(folder)?)
 }
@@ -176,7 +170,7 @@ pub fn start(
     machine: &str,
 ) -> Result<Launched, HandoverError> {
     let socket = folder.file("qmp.sock");
-    let begun = folder.file(BEGUN);
+    let begun = folder.file(THAWING_FILE);
     if begun.exists() {
         // Of a thaw that was killed.
         end_strays(&socket, None);
@@ -217,15 +211,4 @@ pub fn forwarded(guest: &mut QemuGuest) -> Result<Vec<Forward>, QmpError> {
 /// what it said against any.
 pub fn forward_again(qmp: &mut Qmp, ports: &[Forward]) -> Vec<String> {
     add_forwards(qmp, ports).unwrap_or_else(|error| vec![format!("forwarded ports: {error}")])
-}
-
-/// Removes what was kept beside a guest's RAM, when it runs.
-pub fn remove_kept(folder: &GuestFolder, ram: &[RamFile]) {
-    // What stays, the next freeze writes over.
-    for beside in ram.iter().filter_map(|file| file.path.parent()) {
-        let _ = fs::remove_file(folder.ram_file(beside, STATE));
-    }
-    let _ = fs::remove_file(folder.file(STATE));
-    let _ = fs::remove_file(folder.file(SUMS));
-    let _ = fs::remove_file(folder.file(BEGUN));
 }

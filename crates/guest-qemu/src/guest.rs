@@ -13,12 +13,12 @@ use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
 use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
-use crate::registry::{GuestFolder, GuestRecord};
 use crate::run_state::RunState;
 use crate::state::StateChannel;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
+use dewar_registry::{GuestFolder, GuestRecord};
 use serde_json::json;
 use std::fmt::Display;
 use std::fs;
@@ -68,7 +68,7 @@ impl QemuGuest {
             let guest = record.name.clone();
             return Err(GuestError::Ended { guest, operation: "it was not looked at".to_owned() });
         }
-        let mut qmp = record.connect().map_err(|error| failed(error.to_string()))?;
+        let mut qmp = Qmp::of(&record).map_err(|error| failed(error.to_string()))?;
         put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
         let found = discover(&mut qmp, &record)?;
         Ok(Self {

@@ -50,7 +50,6 @@ mod tap;
 
 pub(crate) use current::current_line;
 pub(crate) use disks::{changed_medium, missing_file, stale_disk, unrestorable_disk};
-pub use forwards::Forward;
 pub(crate) use forwards::{add as add_forwards, forwards};
 pub use holder::OpenFilesError;
 pub use moving::{Moved, Waiting};
@@ -65,9 +64,9 @@ use crate::journal::Journal;
 use crate::launch::{LaunchError, kill};
 use crate::qmp::{Qmp, QmpError, monitor};
 use crate::recover::{END_WITHIN, RecoverError, put_back};
-use crate::registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use crate::state::{self, StateError};
 use dewar_guest::GuestError;
+use dewar_registry::{Forward, GuestFolder, GuestRecord, ProcessId, RegistryError};
 use fate::{Fate, fate};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::process::geteuid;
@@ -268,7 +267,7 @@ fn forward(
             // Without this one nobody reaches the guest: whoever comes next tries again.
             Err(error) if *own == handover.next.qmp => {
                 kill(&handover.old);
-                return Err(crate::registry::io_error("rename", aside)(error).into());
+                return Err(dewar_registry::io_error("rename", aside)(error).into());
             }
             Err(error) => {
                 problems.push(format!("{} has no new owner: {error}", own.display()));

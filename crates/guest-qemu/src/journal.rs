@@ -1,7 +1,7 @@
 //! What to undo: written before a guest is touched, removed when it is as it
 //! was. Whoever finds one finishes it: the guardian, or the next command.
 
-use crate::registry::{GuestFolder, KeptDisk, RegistryError};
+use dewar_registry::{GuestFolder, KeptDisk, RegistryError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

@@ -3,8 +3,8 @@
 use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
 use crate::ram_room::RamRoom;
-use crate::registry::ProcessId;
 use dewar_kernel::{KernelError, Pid, ProcessHandle, detach, in_network, inherit};
+use dewar_registry::ProcessId;
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
 //! Stock QEMU as a guest: its command lines, its control protocol, its disks
-//! and device state, and what Dewar remembers of it between commands.
+//! and device state.
 //!
 //! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
 //! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
@@ -8,7 +8,6 @@
 //! - [`handover`]: moving a running one to another QEMU.
 //! - [`freeze`]: a guest without a process, and back.
 //! - [`put_back`]: undoing whatever a command that died left under way.
-//! - [`registry`]: the folders in which all this is remembered.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -28,7 +27,6 @@ mod qemu_user;
 mod qmp;
 mod ram_room;
 mod recover;
-pub mod registry;
 pub mod revive;
 mod run_state;
 mod state;

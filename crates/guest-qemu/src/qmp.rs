@@ -4,8 +4,8 @@
 //! QEMU reads commands a byte at a time (`monitor_can_read` in its monitor/monitor.c), and
 //! goes once around its event loop for each. So nothing is said that need not be.
 
-use crate::registry::ProcessId;
 use dewar_kernel::peer_of;
+use dewar_registry::{GuestRecord, ProcessId};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -96,6 +96,14 @@ impl Qmp {
     /// As [`Qmp::connect`], and [`QmpError::Stranger`].
     pub fn connect_to(path: &Path, process: &ProcessId) -> Result<Self, QmpError> {
         Self::connect_to_within(path, process, GREET_WITHIN)
+    }
+
+    /// Connects to a guest's QEMU, and to no other.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect_to`].
+    pub fn of(guest: &GuestRecord) -> Result<Self, QmpError> {
+        Self::connect_to(&guest.qmp, &guest.process)
     }
 
     /// The same of a process that must greet us within this time.

@@ -6,8 +6,8 @@
 //! it is counted before another guest is admitted. A file on hugetlbfs is not counted: the
 //! kernel reserves its pages when it is mapped.
 
-use crate::registry::RAM_PREFIX;
 use dewar_kernel::{Free, KernelError, free, huge_page_bytes};
+use dewar_registry::RAM_PREFIX;
 use dewar_units::ByteSize;
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -5,8 +5,8 @@ use crate::freeze;
 use crate::handover::{self, HandoverError};
 use crate::journal::Journal;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, GuestRecord, Phase, RegistryError};
 use crate::state::{self, StateError};
+use dewar_registry::{GuestFolder, GuestRecord, Phase, RegistryError};
 use serde_json::json;
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ pub fn recover(
     }
     if !record.start_pending {
         // Of a freeze that was not finished, or a thaw that was.
-        freeze::remove_kept(folder, &record.ram);
+        folder.remove_kept(&record.ram);
     }
     if Journal::load(folder)?.is_none() {
         return Ok(());

@@ -4,9 +4,9 @@ use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_
 use crate::disks::{DiskError, create_empty, create_overlay};
 use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::GuestFolder;
 use crate::run_state::RunState;
 use crate::state::{self, StateError};
+use dewar_registry::GuestFolder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;

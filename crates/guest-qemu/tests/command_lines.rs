@@ -1,8 +1,9 @@
 //! QEMU command lines in, the exact command lines out, and the refused ones.
 
 use dewar_guest_qemu::cmdline::{
-    Descriptors, Holder, Listening, disk_places, inherited, plan_restore, plan_run, take_over,
+    Holder, Listening, disk_places, inherited, plan_restore, plan_run, take_over,
 };
+use dewar_registry::Descriptors;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 

@@ -19,8 +19,8 @@
 
 use crate::weight::Group;
 use crate::{QosError, give_back};
-use dewar_guest_qemu::registry::ProcessId;
 use dewar_kernel::{KernelError, Reservation, Scheduling, Task, deadline_limit, reserved_tasks};
+use dewar_registry::ProcessId;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@ use crate::guest::GuestSpec;
 use crate::heartbeat::Heartbeat;
 use crate::process::{is_alive, kill, wait_until, wait_while_alive};
 use anyhow::{Context, Result, ensure};
-use dewar_guest_qemu::registry::Registry;
+use dewar_registry::Registry;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;

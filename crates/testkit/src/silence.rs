@@ -2,8 +2,9 @@
 //! runs it, what its threads wait for, and how far its page server is.
 
 use crate::process::state;
-use dewar_guest_qemu::registry::Registry;
+use dewar_guest_qemu::Qmp;
 use dewar_kernel::{Task, threads_of};
+use dewar_registry::Registry;
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -23,8 +24,7 @@ pub(crate) fn describe(console: &Path) -> String {
         Ok(record) => record,
         Err(error) => return error.to_string(),
     };
-    let status = record
-        .connect()
+    let status = Qmp::of(&record)
         .and_then(|mut qmp| qmp.execute("query-status", json!({})))
         .map_or_else(|error| error.to_string(), |status| status.to_string());
     let read = |file: &Path| fs::read_to_string(file).unwrap_or_default().trim().to_owned();

@@ -5,18 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
     ("codec", &["units"]),
     ("image", &["units", "codec"]),
     ("guest", &["units", "memory"]),
-    ("guest-qemu", &["units", "guest", "memory", "kernel"]),
-    ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "guest-qemu"]),
+    ("registry", &["kernel"]),
+    ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
+    ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest"]),
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
-    ("qos", &["beat", "kernel", "guest-qemu"]),
+    ("qos", &["beat", "kernel", "registry"]),
     (
         "cli",
         &[
@@ -26,12 +27,13 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "codec",
             "image",
             "guest",
+            "registry",
             "guest-qemu",
             "checkpoint",
             "qos",
         ],
     ),
-    ("testkit", &["units", "kernel", "codec", "image", "guest-qemu", "beat"]),
+    ("testkit", &["units", "kernel", "codec", "image", "registry", "guest-qemu", "beat"]),
 ];
 const MAY_BE_UNSAFE: [&str; 3] = ["kernel", "memory", "codec-gpu"];
 

@@ -10,10 +10,10 @@ use dewar_checkpoint::{Base, Beside, CheckpointOptions, Observer, Step, Taken, c
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_guest_qemu::registry::GuestFolder;
 use dewar_guest_qemu::revive::excluded_disks;
 use dewar_image::{Dedup, DirtyStore, EpochRecord, Location, Record, Store};
 use dewar_kernel::{OwnSession, available_memory};
+use dewar_registry::GuestFolder;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::foreign;
-use dewar_guest_qemu::registry::GuestRecord;
+use dewar_registry::GuestRecord;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::ffi::OsString;

@@ -13,12 +13,11 @@ use crate::verbs::each::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{
-    SUMS, check, check_place, end_process, forwarded, remove_kept, state_file, stop_and_save,
+    check, check_place, end_process, forwarded, state_file, stop_and_save,
 };
-use dewar_guest_qemu::handover::Forward;
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_image::Store;
 use dewar_memory::sum;
+use dewar_registry::{Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, SUMS_FILE};
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -83,7 +82,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
             let _ = folder.set_record(&placed);
             let _ = guest.put_back();
             pauses.end();
-            remove_kept(&folder, &checked.ram);
+            folder.remove_kept(&checked.ram);
             let health = guest.health();
             let failure = failure.state(format!("the guest was not frozen; {health}"));
             if let Health::Unknown(_) = health {
@@ -134,7 +133,7 @@ fn keep_in_place(
     })?;
     if checksums {
         progress.stage("summing up memory");
-        folder.write(SUMS, &sums_of(ram)?)?;
+        folder.write(SUMS_FILE, &sums_of(ram)?)?;
     }
     if let Some((tracking, before)) = tracking.zip(before) {
         let _ = tracking.continued(tracking.process, 0, &before).save(folder);

@@ -5,8 +5,8 @@ use crate::progress::Progress;
 use crate::replaced;
 use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
-use dewar_guest_qemu::registry::Origin;
 use dewar_image::{Collected, ImageId, Store};
+use dewar_registry::Origin;
 use dewar_units::ByteSize;
 use serde_json::json;
 

@@ -2,10 +2,10 @@ use crate::context::{Context, Settled, trouble};
 use crate::failure::Failure;
 use crate::output::table;
 use crate::server::ServerState;
-use dewar_guest_qemu::RunState;
 use dewar_guest_qemu::launch::last_words;
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, Phase};
+use dewar_guest_qemu::{Qmp, RunState};
 use dewar_kernel::free;
+use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
@@ -88,7 +88,7 @@ pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
     if record.phase == Phase::Restoring {
         return "unfinished".to_owned();
     }
-    let state = record.connect().and_then(|mut qmp| RunState::of(&mut qmp));
+    let state = Qmp::of(record).and_then(|mut qmp| RunState::of(&mut qmp));
     state.map_or_else(|_| "silent".to_owned(), |state| state.to_string())
 }
 

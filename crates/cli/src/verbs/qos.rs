@@ -13,11 +13,11 @@ use crate::context::{Context, connect};
 use crate::failure::{Code, Failure};
 use crate::output::percent;
 use dewar_guest_qemu::cmdline::PORT_FILE;
-use dewar_guest_qemu::registry::{ProcessId, RegistryError};
 use dewar_kernel::{Scheduling, Task, end_signals};
 use dewar_qos::{
     Controller, Ended, Entry, LawKind, Ledger, Means, Port, Promise, QosError, Subject, Target,
 };
+use dewar_registry::{ProcessId, RegistryError};
 use keeper::Keeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;

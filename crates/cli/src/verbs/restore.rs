@@ -26,7 +26,6 @@ use dewar_guest_qemu::cmdline::require_sockets;
 use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::identity::renew_generation;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_guest_qemu::revive::{
     Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, start,
 };
@@ -35,6 +34,7 @@ use dewar_guest_qemu::{
 };
 use dewar_image::{DiskRecord, ImageReader, Store};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
+use dewar_registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_units::PAGE_BYTES;
 use new_identity::NewIdentity;
 use predecessor::{dead_ram, end_predecessor};

@@ -4,8 +4,8 @@ use crate::failure::{Code, Failure};
 use crate::ram_dir::usual_dirs;
 use crate::tracking;
 use dewar_guest_qemu::launch::end_strays;
-use dewar_guest_qemu::registry::{GuestFolder, RegistryError};
 use dewar_guest_qemu::{Journal, map_backends, remove_bitmaps};
+use dewar_registry::{GuestFolder, RegistryError};
 use serde_json::json;
 
 pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {

@@ -9,8 +9,8 @@ use dewar_guest_qemu::cmdline::{
     PORT_FILE, PlannedRegion, Unsupported, disk_places, plan_run, with_heartbeats,
 };
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::registry::{GuestFolder, GuestRecord, RamFile};
 use dewar_guest_qemu::{QemuGuest, QemuUser, Qmp, RunState, discover};
+use dewar_registry::{GuestFolder, GuestRecord, RamFile};
 use dewar_units::ByteSize;
 use serde_json::json;
 use std::io::Write;
@@ -64,7 +64,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         end(&folder, &record, before);
     }
     taken?;
-    let stands = record.connect().ok().and_then(|mut qmp| RunState::of(&mut qmp).ok());
+    let stands = Qmp::of(&record).ok().and_then(|mut qmp| RunState::of(&mut qmp).ok());
     if let Some(why) = stands.as_ref().and_then(RunState::why_not_running) {
         let _ = writeln!(std::io::stderr(), "dewar: the guest {why}");
     }

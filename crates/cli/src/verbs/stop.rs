@@ -1,10 +1,9 @@
 use crate::args::StopArgs;
 use crate::context::{Context, Held, connect, qmp_failure};
 use crate::failure::{Code, Failure};
-use dewar_guest_qemu::freeze::remove_kept;
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::registry::{GuestRecord, Kept, Phase};
-use dewar_guest_qemu::{QmpError, RunState};
+use dewar_guest_qemu::{Qmp, QmpError, RunState};
+use dewar_registry::{GuestRecord, Kept, Phase};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -75,7 +74,7 @@ impl Held {
         self.record.frozen = None;
         self.record.start_pending = false;
         self.folder.set_record(&self.record)?;
-        remove_kept(&self.folder, &self.record.ram);
+        self.folder.remove_kept(&self.record.ram);
         Ok(self.folder.remove_ram(&self.record).map(drop)?)
     }
 }
@@ -145,7 +144,8 @@ pub fn end(record: &GuestRecord) -> Result<(), Failure> {
     if !record.process.is_alive() {
         return Ok(());
     }
-    let asked = record.connect_within(QUIT_WITHIN).and_then(|mut qmp| qmp.quit(QUIT_WITHIN));
+    let asked = Qmp::connect_to_within(&record.qmp, &record.process, QUIT_WITHIN)
+        .and_then(|mut qmp| qmp.quit(QUIT_WITHIN));
     if asked.is_ok() && record.process.ends_within(QUIT_WITHIN) {
         return Ok(());
     }

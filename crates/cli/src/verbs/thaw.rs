@@ -11,15 +11,15 @@ use crate::ram_dir::OWN;
 use crate::tracking::{self, Tracking};
 use crate::verbs::each::Each;
 use crate::verbs::restore;
-use dewar_guest_qemu::freeze::{forward_again, remove_kept, start};
+use dewar_guest_qemu::freeze::{forward_again, start};
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_guest_qemu::revive::{load_state, start as let_run};
 use dewar_guest_qemu::{
     END_WITHIN, Qmp, QmpError, RunState, close_userfaultfd_device, map_ram_files,
     userfaultfd_origin,
 };
 use dewar_memory::{Pid, ProcessHandle};
+use dewar_registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_units::PAGE_BYTES;
 use serde_json::{Value, json};
 use std::fs;
@@ -68,7 +68,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let record = go_on(&folder, record, &mut qmp, &progress)?;
     // One that had powered off, say, is as it was.
     let now = RunState::of(&mut qmp).unwrap_or_else(|_| RunState::named("running"));
-    remove_kept(&folder, &record.ram);
+    folder.remove_kept(&record.ram);
     drop(progress);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let clock = now

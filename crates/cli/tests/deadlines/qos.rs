@@ -565,7 +565,7 @@ fn a_lost_entry_leaves_no_thread_in_the_class() {
         qos(&lab, "p", sleeper.pid(), &[]).done();
         wait_until("it is promised", SOON, || runtime(task).is_some());
         let controller = controller(&lab, "p");
-        let tag = dewar_guest_qemu::registry::Registry::new(&lab.root()).tag();
+        let tag = dewar_registry::Registry::new(&lab.root()).tag();
         let entry = std::path::PathBuf::from(format!("/run/dewar/qos/{tag}@p.json"));
         // It writes it again each second.
         kill(controller, Signal::STOP);

@@ -2,9 +2,9 @@
 //! what they seem.
 
 use crate::common::{self, HeldCheckpoint};
-use dewar_guest_qemu::registry::GuestRecord;
 use dewar_guest_qemu::{Qmp, map_ram_files};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin, WriteTracker};
+use dewar_registry::GuestRecord;
 use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, wait_until};
 use dewar_testkit::{signal_stop, wait_while_alive};
 use rustix::io::{FdFlags, fcntl_setfd};

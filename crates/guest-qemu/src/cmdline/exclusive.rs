@@ -18,9 +18,9 @@ mod vnc;
 use super::old_style::modern;
 use super::options::{Argument, Properties, Unsupported, arguments};
 use super::truncated::truncated;
+use dewar_registry::Descriptors;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Ends of names for what is to be renamed.
@@ -112,11 +112,6 @@ pub struct TakenOver {
     /// The descriptors that options have now whose own words do not say it.
     pub descriptors: Descriptors,
 }
-
-/// By an option's value, as the user wrote it: the numbers of its descriptors in
-/// the present process, joined by colons. A process that took a guest over has them
-/// under other numbers than the one that was given them.
-pub type Descriptors = BTreeMap<String, String>;
 
 /// Plans the command line of a QEMU that takes over from the one that was
 /// started with `line` in `folder`: beside it, with its files from `holder`,

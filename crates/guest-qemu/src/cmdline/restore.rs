@@ -1,10 +1,11 @@
 //! The command line of a restored guest: the user's own, with other RAM files
 //! and other disk files.
 
-use super::exclusive::{Descriptors, take_over};
+use super::exclusive::take_over;
 use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
 use super::options::{Argument, Properties, Unsupported, arguments};
+use dewar_registry::Descriptors;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,9 @@
 
 use super::QemuGuest;
 use crate::journal::Journal;
-use crate::registry::KeptDisk;
 use crate::{recover, state};
 use dewar_guest::GuestError;
+use dewar_registry::KeptDisk;
 use std::fs;
 
 impl QemuGuest {

@@ -5,7 +5,7 @@ use crate::cmdline::{
     BOOTED, Properties, arguments, disk_places, file_of, nested_filename, replace_disk,
 };
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::GuestRecord;
+use dewar_registry::GuestRecord;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;

@@ -3,8 +3,8 @@
 use super::Handover;
 use crate::launch::kill;
 use crate::qmp::{Qmp, QmpError};
-use crate::registry::{GuestFolder, ProcessId};
 use dewar_kernel::{Pid, ProcessHandle};
+use dewar_registry::{GuestFolder, ProcessId};
 use serde_json::json;
 use std::time::{Duration, Instant};
 

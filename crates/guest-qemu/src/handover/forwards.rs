@@ -2,41 +2,17 @@
 //! own word, and the same in another QEMU.
 
 use crate::qmp::{Qmp, QmpError, monitor};
-use serde::{Deserialize, Serialize};
+use dewar_registry::{Forward, NetworkBackend};
 
-/// A port of the host that leads to one of the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Forward {
-    /// Which backend of user-mode networking.
-    backend: Backend,
-    /// As the monitor's `hostfwd_add` takes it.
-    rule: String,
-    /// As its `hostfwd_remove` takes it.
-    from: String,
-}
-
-/// A backend, as it is known from one QEMU to the next.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Backend {
-    /// By the name that its user gave it.
-    Named(String),
-    /// Which of those that QEMU named by itself, as they were made.
-    Unnamed(usize),
-}
-
-impl Backend {
-    /// What a name says, after those before it.
-    fn of(name: &str, before: &[(Self, String)]) -> Self {
-        // "#net012" for -nic and -netdev, "user.0" for -net.
-        let is_numbered =
-            |rest: &str| !rest.is_empty() && rest.bytes().all(|it| it.is_ascii_digit());
-        if name.starts_with('#') || name.strip_prefix("user.").is_some_and(is_numbered) {
-            let unnamed = before.iter().filter(|(known, _)| matches!(known, Self::Unnamed(_)));
-            return Self::Unnamed(unnamed.count());
-        }
-        Self::Named(name.to_owned())
+/// The backend that has this name, after those before it.
+fn backend(name: &str, before: &[(NetworkBackend, String)]) -> NetworkBackend {
+    // "#net012" for -nic and -netdev, "user.0" for -net.
+    let is_numbered = |rest: &str| !rest.is_empty() && rest.bytes().all(|it| it.is_ascii_digit());
+    if name.starts_with('#') || name.strip_prefix("user.").is_some_and(is_numbered) {
+        let is_unnamed = |known: &NetworkBackend| matches!(known, NetworkBackend::Unnamed(_));
+        return NetworkBackend::Unnamed(before.iter().filter(|(it, _)| is_unnamed(it)).count());
     }
+    NetworkBackend::Named(name.to_owned())
 }
 
 /// What a QEMU forwards now.
@@ -82,12 +58,12 @@ pub(crate) fn add(qmp: &mut Qmp, wanted: &[Forward]) -> Result<Vec<String>, QmpE
 /// Reads `info usernet`: under the name of each backend a table, in which a
 /// forwarded port is such a line:
 /// `TCP[HOST_FORWARD]  12  127.0.0.1 5555  10.0.2.15  22  0  0`.
-fn parse(text: &str) -> (Vec<(Backend, String)>, Vec<Forward>) {
+fn parse(text: &str) -> (Vec<(NetworkBackend, String)>, Vec<Forward>) {
     let (mut backends, mut found) = (Vec::new(), Vec::new());
     for line in text.lines().map(str::trim_end) {
         if let Some(heading) = line.strip_suffix("):") {
             let name = heading.split_once('(').map_or(heading, |(_, name)| name);
-            backends.push((Backend::of(name, &backends), name.to_owned()));
+            backends.push((backend(name, &backends), name.to_owned()));
         }
         let words: Vec<&str> = line.split_whitespace().collect();
         let [kind, _, host, port, guest, guest_port, ..] = words[..] else { continue };
@@ -113,16 +89,20 @@ mod tests {
             10.0.2.15    22     0     0\r\nHub -1 (#net020):\r\n  UDP[HOST_FORWARD]  13      \
             *  6000       10.0.2.16    53     0     0\r\nHub 0 (user.1):\r\nHub -1 (user.x):\r\n";
         let (backends, forwards) = parse(text);
-        let named = |name: &str| Backend::Named(name.to_owned());
-        let of: Vec<&Backend> = backends.iter().map(|(backend, _)| backend).collect();
-        let expected =
-            [&named("net0"), &Backend::Unnamed(0), &Backend::Unnamed(1), &named("user.x")];
+        let named = |name: &str| NetworkBackend::Named(name.to_owned());
+        let of: Vec<&NetworkBackend> = backends.iter().map(|(backend, _)| backend).collect();
+        let expected = [
+            &named("net0"),
+            &NetworkBackend::Unnamed(0),
+            &NetworkBackend::Unnamed(1),
+            &named("user.x"),
+        ];
         assert_eq!(of, expected);
         let rules: Vec<_> =
             forwards.iter().map(|it| (&it.backend, it.rule.as_str(), it.from.as_str())).collect();
         let expected = [
             (&named("net0"), "tcp:127.0.0.1:5555-10.0.2.15:22", "tcp:127.0.0.1:5555"),
-            (&Backend::Unnamed(0), "udp::6000-10.0.2.16:53", "udp::6000"),
+            (&NetworkBackend::Unnamed(0), "udp::6000-10.0.2.16:53", "udp::6000"),
         ];
         assert_eq!(rules, expected);
     }

@@ -12,11 +12,11 @@ use crate::journal::Journal;
 use crate::launch::{Inherited, Launched, launch};
 use crate::qmp::{Qmp, QmpError};
 use crate::recover::{change_settings, is_running, journal_of};
-use crate::registry::GuestRecord;
 use crate::state::{self, StateError};
 use dewar_guest::{Guest, GuestError};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
+use dewar_registry::GuestRecord;
 use serde_json::json;
 
 /// A new QEMU that waits for the guest. Dropped, it is ended and the guest stays

@@ -2,7 +2,7 @@
 
 use super::current::current_line;
 use super::disks::stale_disk;
-use super::forwards::{self, Forward};
+use super::forwards;
 use super::holder::OpenFiles;
 use super::tap::TapHeader;
 use super::{HandoverError, SOCKET};
@@ -12,7 +12,7 @@ use crate::cmdline::{
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
 use crate::qmp::Qmp;
-use crate::registry::{GuestRecord, RamFile};
+use dewar_registry::{Forward, GuestRecord, RamFile};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

@@ -11,8 +11,8 @@
 //! packets come right, and a little slower. The one that gets the guest turns them on
 //! again.)
 
-use crate::registry::ProcessId;
 use dewar_kernel::{Pid, ProcessHandle, set_tap_header_bytes, tap_header_bytes};
+use dewar_registry::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use crate::context::{Context, Held};
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use dewar_checkpoint::restore::hot_pages;
-use dewar_guest_qemu::registry::{GuestLock, GuestRecord, Phase};
 use dewar_image::{ImageError, ImageReader, Record, RegionRecord, Store};
+use dewar_registry::{GuestLock, GuestRecord, Phase};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use std::fs::File;
 

@@ -6,8 +6,8 @@ use crate::report::Row;
 use crate::way::Way;
 use anyhow::{Context, Result, ensure};
 use dewar_guest_qemu::cmdline::PORT_FILE;
-use dewar_guest_qemu::registry::Registry;
 use dewar_kernel::{Reservation, Scheduling, Task, threads_of};
+use dewar_registry::Registry;
 use dewar_testkit::bench::median;
 use dewar_testkit::{
     GuestSpec, Hogs, Lab, LoggedJob, PeriodicTask, TestGuest, jobs_of, step_words,

@@ -10,15 +10,18 @@
 //!                 /disk-N.qcow2  overlays of a restored guest
 //! ROOT/store/                    the default store
 //! ```
+#![forbid(unsafe_code)]
 
 mod disks;
 mod frozen;
 mod process;
 mod record;
 
-pub use frozen::{Frozen, Kept, KeptDisk};
+pub use frozen::{
+    Forward, Frozen, Kept, KeptDisk, NetworkBackend, STATE_FILE, SUMS_FILE, THAWING_FILE,
+};
 pub use process::ProcessId;
-pub use record::{GuestRecord, Origin, Phase, RamFile};
+pub use record::{Descriptors, GuestRecord, Origin, Phase, RamFile};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
@@ -32,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How the names of all RAM files begin that are Dewar's.
-pub(crate) const RAM_PREFIX: &str = "dewar-";
+pub const RAM_PREFIX: &str = "dewar-";
 /// How often a lock that somebody has is tried again.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
@@ -63,7 +66,8 @@ pub enum RegistryError {
     },
 }
 
-pub(crate) fn io_error<'a>(
+/// The error of an operation on a file, from what the system answered.
+pub fn io_error<'a>(
     operation: &'static str,
     path: &'a Path,
 ) -> impl FnOnce(io::Error) -> RegistryError + use<'a> {
@@ -342,7 +346,7 @@ impl GuestFolder {
     /// Where one cannot be removed.
     pub fn remove_ram(&self, record: &GuestRecord) -> Result<Vec<File>, RegistryError> {
         let mut unnamed = Vec::new();
-        crate::freeze::remove_kept(self, &record.ram);
+        self.remove_kept(&record.ram);
         for path in &record.owned_ram {
             unnamed.extend(File::open(path));
             match fs::remove_file(path) {

@@ -1,11 +1,14 @@
 //! What is known of a guest between commands.
 
 use super::{Frozen, ProcessId};
-use crate::cmdline::Descriptors;
-use crate::qmp::{Qmp, QmpError};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+
+/// By an option's value, as the user wrote it: the numbers of its descriptors in the present
+/// process, joined by colons. A process that took a guest over has them under other numbers than
+/// the one that was given them.
+pub type Descriptors = BTreeMap<String, String>;
 
 /// How far a guest has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,21 +128,5 @@ impl GuestRecord {
             server: None,
             not_handed_over: Vec::new(),
         }
-    }
-
-    /// Connects to its QEMU, and to no other.
-    ///
-    /// # Errors
-    /// As [`Qmp::connect_to`].
-    pub fn connect(&self) -> Result<Qmp, QmpError> {
-        Qmp::connect_to(&self.qmp, &self.process)
-    }
-
-    /// The same for somebody who does not wait for long.
-    ///
-    /// # Errors
-    /// As [`Qmp::connect_to`].
-    pub fn connect_within(&self, within: Duration) -> Result<Qmp, QmpError> {
-        Qmp::connect_to_within(&self.qmp, &self.process, within)
     }
 }

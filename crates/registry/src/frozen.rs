@@ -1,6 +1,6 @@
 //! What is known of a guest that has no process, or none that it is known to run in.
 
-use crate::handover::Forward;
+use crate::{GuestFolder, RamFile};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -46,6 +46,27 @@ pub enum Kept {
     },
 }
 
+/// A port of the host that leads to one of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    /// Which backend of user-mode networking.
+    pub backend: NetworkBackend,
+    /// As QEMU's monitor takes it to forward the port (`hostfwd_add`).
+    pub rule: String,
+    /// As it takes it to stop that (`hostfwd_remove`).
+    pub from: String,
+}
+
+/// A backend of user-mode networking, as it is known from one QEMU to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetworkBackend {
+    /// By the name that its user gave it.
+    Named(String),
+    /// Which of those that QEMU named by itself, as they were made.
+    Unnamed(usize),
+}
+
 /// A disk of a guest that has no process, and nobody's lock: the guest's memory knows it as
 /// it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,5 +95,25 @@ impl KeptDisk {
     /// Whether nobody has written it since, or put another in its place.
     pub fn is_as_it_was(&self) -> bool {
         Self::of(&self.path).is_some_and(|now| now == *self)
+    }
+}
+
+/// The checksums of a frozen guest's RAM, in its folder.
+pub const SUMS_FILE: &str = "sums.json";
+/// The device state of a frozen guest, among the names of the guest's own files.
+pub const STATE_FILE: &str = ".state";
+/// In its folder from before a thaw starts a QEMU until the guest runs in it.
+pub const THAWING_FILE: &str = "thawing";
+
+impl GuestFolder {
+    /// Removes what was kept beside the RAM of a frozen guest, when it runs.
+    pub fn remove_kept(&self, ram: &[RamFile]) {
+        // What stays, the next freeze writes over.
+        for beside in ram.iter().filter_map(|file| file.path.parent()) {
+            let _ = fs::remove_file(self.ram_file(beside, STATE_FILE));
+        }
+        for name in [STATE_FILE, SUMS_FILE, THAWING_FILE] {
+            let _ = fs::remove_file(self.file(name));
+        }
     }
 }
