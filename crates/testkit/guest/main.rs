@@ -9,10 +9,11 @@
 //!   `noise`.
 //! - `words RATE`: writes one word in each of RATE random pages a second, over
 //!   the first half of what was filled. `words 0` stops.
-//! - `check PAGES THREADS DISK`: starts checkable writers: THREADS threads
+//! - `check PAGES THREADS DISK PACE`: starts checkable writers: THREADS threads
 //!   with PAGES pages each; DISK is `disk` (each writes blocks of the first
 //!   disk, past the page cache), `reads` (and reads others into its pages), or
-//!   `none`.
+//!   `none`. With PACE `hard` they never rest; without it they rest most of the time,
+//!   so that a guest leaves its host's cores to the test.
 //! - `files DISK`: mounts a disk that has a file system, and starts a program that
 //!   writes, renames and removes files there.
 //! - `filled`: whether what was filled with `noise` is what it was.
@@ -112,7 +113,8 @@ fn serve(tty: &str) {
             "fill" => fill(&mut guest, number(1), words.get(2).copied().unwrap_or("mixed")),
             "words" => write_words(&guest, number(1)),
             "check" => {
-                check(&mut guest, number(1), number(2), words.get(3).copied().unwrap_or("none"))
+                let disk = words.get(3).copied().unwrap_or("none");
+                check(&mut guest, number(1), number(2), disk, words.get(4) == Some(&"hard"))
             }
             "files" => Files::mount(words.get(1).copied().unwrap_or_default())
                 .map(|files| start(&mut guest, files, Arc::default())),
@@ -253,9 +255,15 @@ fn write_words(guest: &Guest, rate: u64) -> Result<String, String> {
     Ok(String::new())
 }
 
-fn check(guest: &mut Guest, pages: u64, threads: u64, disk: &str) -> Result<String, String> {
+fn check(
+    guest: &mut Guest,
+    pages: u64,
+    threads: u64,
+    disk: &str,
+    hard: bool,
+) -> Result<String, String> {
     for id in 0..threads.max(1) {
-        let writer = Writer::new(id, pages, disk)?;
+        let writer = Writer::new(id, pages, disk, hard)?;
         let count = guest.count.clone();
         start(guest, writer, count);
     }

@@ -3,6 +3,8 @@
 use crate::{Checked, PAGE, WORDS, random, word_of};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::thread;
+use std::time::Duration;
 
 const O_DIRECT: i32 = 0o40000;
 /// Blocks of the first disk that each writer owns.
@@ -10,6 +12,9 @@ const BLOCKS: u64 = 512;
 /// Where blocks with a fixed content begin, and how many there are.
 const FIXED_AT: u64 = 4096;
 const FIXED: u64 = 1024;
+/// Steps between two rests, and how long each is.
+const STINT: u64 = 128;
+const REST: Duration = Duration::from_millis(8);
 
 /// A program whose memory and disk keep a relation that one step at a time
 /// maintains: each page and each block holds what was written at the step that
@@ -30,6 +35,7 @@ pub struct Writer {
     read_into: Vec<u8>,
     read_blocks: Vec<u64>,
     reads: bool,
+    rests: bool,
 }
 
 /// The part of a buffer that direct I/O accepts.
@@ -43,7 +49,7 @@ fn fixed_block(block: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Writer {
-    pub fn new(id: u64, pages: u64, disk: &str) -> Result<Self, String> {
+    pub fn new(id: u64, pages: u64, disk: &str, hard: bool) -> Result<Self, String> {
         let open =
             || OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open("/dev/vda");
         let disk_file =
@@ -63,6 +69,7 @@ impl Writer {
             read_into: vec![0; if reads { (FIXED as usize + 1) * PAGE } else { 0 }],
             read_blocks: vec![0; if reads { FIXED as usize } else { 0 }],
             reads,
+            rests: !hard,
         };
         if reads {
             writer.write_fixed(id).map_err(|error| error.to_string())?;
@@ -127,6 +134,9 @@ impl Writer {
 
 impl Checked for Writer {
     fn step(&mut self) -> Result<(), String> {
+        if self.rests && self.step % STINT == 0 {
+            thread::sleep(REST);
+        }
         self.step += 1;
         let page = random(&mut self.state) % self.page_steps.len() as u64;
         let at = page as usize * WORDS;

@@ -6,7 +6,11 @@ pub mod deadlines;
 use dewar_image::{FrameCache, ImageId, Location, Store};
 use dewar_testkit::{Lab, TestGuest, is_alive};
 use dewar_units::{PAGE_BYTES, PageNumber};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::LazyLock;
@@ -139,9 +143,25 @@ pub fn ram_now(lab: &Lab, name: &str) -> Vec<u8> {
     let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
     let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
     let files = record["ram"].as_array().expect("RAM");
-    let read = |file: &Value| std::fs::read(file["path"].as_str().expect("path"));
-    let files: Vec<Vec<u8>> = files.iter().map(|file| read(file).expect("RAM file")).collect();
-    files.concat()
+    let bytes = |file: &Value| file["bytes"].as_u64().expect("size") as usize;
+    let mut ram = vec![0; files.iter().map(bytes).sum()];
+    let mut rest = &mut ram[..];
+    for file in files {
+        let (region, behind) = rest.split_at_mut(bytes(file));
+        let file = File::open(file["path"].as_str().expect("path")).expect("RAM file");
+        // Holes are not read: that would take as long as the rest.
+        let mut at = 0;
+        loop {
+            let from = match seek(&file, SeekFrom::Data(at)) {
+                Err(Errno::NXIO) => break,
+                from => from.expect("data"),
+            };
+            at = seek(&file, SeekFrom::Hole(from)).expect("the end of the data");
+            file.read_exact_at(&mut region[from as usize..at as usize], from).expect("RAM");
+        }
+        rest = behind;
+    }
+    ram
 }
 
 /// The hash of each page.
@@ -161,14 +181,15 @@ pub fn image_hashes(lab: &Lab, id: &ImageId) -> Vec<blake3::Hash> {
     let image = store.open_image(id).expect("image");
     let mut cache = FrameCache::new().expect("cache");
     let entries = image.entries().expect("entries");
-    (0..)
-        .map(PageNumber)
-        .zip(entries)
-        .map(|(page, entry)| {
-            let content = image.page(page, entry, &mut cache).expect("page");
-            page_hash(content.unwrap_or(&[0; PAGE_BYTES]))
-        })
-        .collect()
+    let mut pages: Vec<_> = (0..).map(PageNumber).zip(entries).collect();
+    let mut hashes = vec![page_hash(&[0; PAGE_BYTES]); pages.len()];
+    // As they lie in the store: each frame is decoded once.
+    pages.sort_by_key(|(_, entry)| entry.0);
+    for (page, entry) in pages {
+        let content = image.page(page, entry, &mut cache).expect("page");
+        hashes[page.0 as usize] = page_hash(content.unwrap_or(&[0; PAGE_BYTES]));
+    }
+    hashes
 }
 
 /// Takes a checkpoint of which every page must be as RAM was in the pause;

@@ -22,7 +22,7 @@ fn every_page(vcpus: u32) {
     guest.console.ask("words 2000").expect("words");
     assert_exact(&lab, &mut guest, "slow");
     guest.console.ask("words 0").expect("words");
-    guest.console.ask("check 12000 2 disk").expect("check");
+    guest.console.ask("check 12000 2 disk hard").expect("check");
     for _ in 0..3 {
         assert_exact(&lab, &mut guest, "violent");
     }
@@ -46,7 +46,7 @@ fn two_ram_regions_are_both_exact() {
     .map(str::to_owned)
     .to_vec();
     let mut guest = lab.run("numa", &spec).expect("guest");
-    guest.console.ask("check 20000 2 disk").expect("check");
+    guest.console.ask("check 20000 2 disk hard").expect("check");
     assert_exact(&lab, &mut guest, "violent");
     lab.crash("numa");
     lab.restore(&mut guest, &["numa"]).expect("restore");

@@ -88,7 +88,7 @@ fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
         let mut guest = lab.run("g", &spec).expect("guest");
         let held = common::HeldCheckpoint::at(&lab, "g", "resumed");
         // Its first writes go to the overlay; what a qcow2 lacks it must have later.
-        guest.console.ask("check 500 4 disk").expect("check");
+        guest.console.ask("check 500 4 disk hard").expect("check");
         let overlay = folder.join(format!("disk0.{format}.dewar-overlay"));
         wait_until("writes", Duration::from_secs(20), || {
             std::fs::metadata(&overlay).is_ok_and(|data| data.len() > 512 << 10)
@@ -218,7 +218,7 @@ fn a_small_buffer_keeps_the_guest_right() {
     let lab = common::lab();
     let spec = GuestSpec { vcpus: 2, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("check 12000 2 disk").expect("check");
+    guest.console.ask("check 12000 2 disk hard").expect("check");
     let mut people = std::process::Command::new(env!("CARGO_BIN_EXE_dewar"));
     people.arg("--root").arg(lab.root()).args(["checkpoint", "g", "--buffer", "1M"]);
     let output = people.args(["--max-pause", "1ms"]).output().expect("dewar");

@@ -39,7 +39,7 @@ fn each_costs_what_changed_and_is_exact() {
     let told = lab.dewar(&["diff", &id(&first), &id(&idle)]).done().json();
     assert!((1..3000).contains(&number(&told["changed"])), "{told}");
     assert_eq!(told["regions"][0]["changed"], told["changed"]);
-    guest.console.ask("check 12000 2 disk").expect("check");
+    guest.console.ask("check 12000 2 disk hard").expect("check");
     for round in 0..4 {
         let told = assert_exact(&lab, &mut guest, &format!("violent {round}"));
         // The 64 MiB are never stored again.

@@ -43,7 +43,7 @@ fn a_store_that_goes_in_the_pause_keeps_nobody_standing() {
     let mut server = RedisServer::start(&[]).expect("redis");
     let spec = GuestSpec { memory_mib: 256, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("check 20000 1 disk").expect("check");
+    guest.console.ask("check 20000 1 disk hard").expect("check");
     let url = format!("{}?retry=10s", server.url());
     // What is left in the pause has no room in it.
     let more = ["--buffer", "1M", "--max-pause", "1s", "--codec", "raw"];

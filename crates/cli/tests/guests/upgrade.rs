@@ -33,12 +33,16 @@ fn a_busy_guest_moves_to_another_qemu_and_back() {
     let Some(next) = other("a_busy_guest_moves_to_another_qemu_and_back") else { return };
     let lab = common::lab();
     let raw = DiskSpec { format: "raw", cache: "none", ..DiskSpec::default() };
-    let spec =
-        GuestSpec { vcpus: 2, disks: vec![DiskSpec::default(), raw], ..GuestSpec::default() };
+    let spec = GuestSpec {
+        vcpus: 2,
+        disks: vec![DiskSpec::default(), raw],
+        beat_ms: 1,
+        ..GuestSpec::default()
+    };
     // A machine type that both know.
     let spec = GuestSpec { extra: vec!["-machine".into(), "pc-q35-7.2".into()], ..spec };
     let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("check 8000 2 disk").expect("check");
+    guest.console.ask("check 8000 2 disk hard").expect("check");
     let before = lab.pid("g").expect("pid");
     let versions = [next.display().to_string(), qemu()];
     let mut now = before;

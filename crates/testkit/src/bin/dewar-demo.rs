@@ -17,13 +17,14 @@ fn main() -> Result<()> {
     let lab = Lab::new(dewar)?;
     say("Booting a guest: 1 GiB of RAM, 2 vCPUs, two qcow2 disks; through 'dewar run'");
     let disks = vec![DiskSpec::default(), DiskSpec { file_system: true, ..DiskSpec::default() }];
-    let spec = GuestSpec { memory_mib: MEMORY_MIB, vcpus: 2, disks, ..GuestSpec::default() };
+    let spec =
+        GuestSpec { memory_mib: MEMORY_MIB, vcpus: 2, disks, beat_ms: 1, ..GuestSpec::default() };
     let mut guest = lab.run("demo", &spec)?;
     say("In it, a program fills 256 MiB; another rewrites 100 MiB of pages and the first disk, as");
     say("fast as it can; a third the files of an ext4 file system on the second, some hundred a");
     say("second. They can check that all of it is of one instant");
     guest.console.ask("fill 256 noise")?;
-    guest.console.ask("check 25600 1 disk")?;
+    guest.console.ask("check 25600 1 disk hard")?;
     guest.console.ask("files /dev/vdb")?;
     let heart = guest.heartbeat()?;
     let before = speed(&mut guest, WINDOW)?;

@@ -16,7 +16,12 @@ pub fn measure(dewar: &Path) -> Result<Value> {
     println!("incremental: {GIB} GiB, 1 % of RAM written in between ({REPEATS} repeats)");
     let lab = Lab::new(dewar)?;
     let sample = sample_file(Path::new("target/bench"))?;
-    let spec = GuestSpec { memory_mib: GIB << 10, sample: Some(sample), ..GuestSpec::default() };
+    let spec = GuestSpec {
+        memory_mib: GIB << 10,
+        sample: Some(sample),
+        beat_ms: 1,
+        ..GuestSpec::default()
+    };
     let mut guest = lab.run("g", &spec)?;
     guest.console.ask(&format!("fill {} mixed", (GIB << 10) - reserved_mib(GIB)))?;
     let (mut bytes, mut times, mut shares) = (Vec::new(), Vec::new(), Vec::new());

@@ -120,7 +120,12 @@ fn measure_load(plan: &Plan, gib: u64, rate: u64, repeats: usize) -> Result<Vec<
 
 fn boot(lab: &Lab, gib: u64, by_dewar: bool) -> Result<Subject> {
     let sample = sample_file(Path::new("target/bench"))?;
-    let spec = GuestSpec { memory_mib: gib << 10, sample: Some(sample), ..GuestSpec::default() };
+    let spec = GuestSpec {
+        memory_mib: gib << 10,
+        sample: Some(sample),
+        beat_ms: 1,
+        ..GuestSpec::default()
+    };
     let mut subject =
         if by_dewar { Subject::by_dewar(lab, &spec)? } else { Subject::by_hand(lab, &spec)? };
     // A quarter each: zeros, text, programs, noise.
@@ -136,7 +141,12 @@ fn run_cost(plan: &Plan) -> Result<Vec<(f64, f64)>> {
         let mut speeds = [0.0; 2];
         for (by_dewar, speed) in [true, false].into_iter().zip(&mut speeds) {
             let lab = Lab::new(&plan.dewar)?;
-            let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
+            let spec = GuestSpec {
+                memory_mib: 512,
+                disks: Vec::new(),
+                beat_ms: 1,
+                ..GuestSpec::default()
+            };
             let mut subject = if by_dewar {
                 Subject::by_dewar(&lab, &spec)?
             } else {
