@@ -2,8 +2,8 @@
 //! fares, so that `dewar qos` can give its machine the CPU that it needs.
 //!
 //! It writes lines of text to a port: in a VM the virtio-serial port
-//! `org.dewar.qos.0`, elsewhere a unix socket. Nothing comes back, and nobody need
-//! be there: what cannot be written at once is lost, never waited for.
+//! `org.dewar.qos.0`, elsewhere a unix socket. Nothing comes back, and the port need
+//! not be open: a line that cannot be written at once is lost, never waited for.
 //!
 //! ```text
 //! dewar 1              which protocol; the first line

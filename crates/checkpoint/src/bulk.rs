@@ -40,7 +40,7 @@ impl Tally {
 }
 
 /// What the stages of a capture work on, and with.
-pub(crate) struct Capturing<'c, 't> {
+pub(crate) struct CaptureContext<'c, 't> {
     /// The guest's memory.
     pub ram: &'c Ram,
     /// Where writes to it are recorded.
@@ -71,7 +71,7 @@ impl<'p> Pass<'p> {
     /// One over the pages of `todo`; with `compare`, a page that is as the parent has it
     /// stays there.
     pub(crate) fn new(
-        at: &Capturing<'_, '_>,
+        at: &CaptureContext<'_, '_>,
         todo: &'p PageSet,
         compare: bool,
     ) -> Result<Self, CheckpointError> {
@@ -100,8 +100,12 @@ impl<'p> Pass<'p> {
     /// Encodes all pages but those written since arming, which are left for the epochs.
     /// A page that is written while it is copied is in a later epoch's set, whatever was
     /// copied. A page that an epoch beside this claimed is left to it.
-    pub(crate) fn run(&self, at: &Capturing<'_, '_>, tally: &Tally) -> Result<(), CheckpointError> {
-        let Capturing { ram, writer, workers, .. } = *at;
+    pub(crate) fn run(
+        &self,
+        at: &CaptureContext<'_, '_>,
+        tally: &Tally,
+    ) -> Result<(), CheckpointError> {
+        let CaptureContext { ram, writer, workers, .. } = *at;
         workers.run_idle(|| {
             let work = || -> Result<(), CheckpointError> {
                 let mut sink = writer.yielding_sink()?;
@@ -124,14 +128,14 @@ impl<'p> Pass<'p> {
     }
 
     /// Whether there is something to spread, and more may be.
-    pub(crate) fn may_spread(&self, at: &Capturing<'_, '_>) -> bool {
+    pub(crate) fn may_spread(&self, at: &CaptureContext<'_, '_>) -> bool {
         may_spread(at, &self.pieces)
     }
 
     /// Spreads pages that stand still until then ([`spread`]). No epoch may run meanwhile.
     pub(crate) fn spread(
         &self,
-        at: &Capturing<'_, '_>,
+        at: &CaptureContext<'_, '_>,
         tally: &Tally,
         until: Instant,
     ) -> Result<(), CheckpointError> {
@@ -152,14 +156,17 @@ impl<'p> Pass<'p> {
         })
     }
 
-    fn compared<'c>(&'c self, at: &Capturing<'c, '_>) -> Result<Compared<'c, 'c>, CheckpointError> {
+    fn compared<'c>(
+        &'c self,
+        at: &CaptureContext<'c, '_>,
+    ) -> Result<Compared<'c, 'c>, CheckpointError> {
         Compared::new(at.writer, self.compare, &self.away)
     }
 
     /// The pages of a piece that were not written since arming, nor claimed.
     fn standing_still(
         &self,
-        at: &Capturing<'_, '_>,
+        at: &CaptureContext<'_, '_>,
         piece: PageRange,
         tally: &Tally,
     ) -> Result<Vec<PageNumber>, CheckpointError> {
@@ -176,7 +183,7 @@ impl<'p> Pass<'p> {
         Ok(pages)
     }
 
-    fn tell(&self, at: &Capturing<'_, '_>, piece: PageRange) {
+    fn tell(&self, at: &CaptureContext<'_, '_>, piece: PageRange) {
         let before = self.done.fetch_add(piece.count(), Ordering::Relaxed);
         at.observer.progress(before + piece.count(), at.ram.pages());
     }
@@ -186,9 +193,9 @@ impl<'p> Pass<'p> {
 /// that is allowed.
 pub(crate) fn write_behind(
     buffer: &CaptureBuffer,
-    at: &Capturing<'_, '_>,
+    at: &CaptureContext<'_, '_>,
 ) -> Result<(), CheckpointError> {
-    let Capturing { writer, workers, observer, .. } = *at;
+    let CaptureContext { writer, workers, observer, .. } = *at;
     let pages: Vec<PageNumber> = buffer.held().iter().collect();
     let total = pages.len() as u64;
     let pieces = Pieces::new(PageRange::new(0, total), PIECE);

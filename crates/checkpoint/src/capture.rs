@@ -26,10 +26,10 @@
 //! dirty sets go back to the tracker.
 
 use crate::CheckpointError;
-use crate::beside::bulk_with_epochs;
-use crate::bulk::{Capturing, Pass, Tally, write_behind};
+use crate::bulk::{CaptureContext, Pass, Tally, write_behind};
 use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
+use crate::page_sender::bulk_with_epochs;
 use crate::spread::Allowance;
 use crate::work::{Workers, cores};
 use dewar_codec::Codec;
@@ -68,7 +68,7 @@ impl<'s> Base<'s> {
 
 /// A checkpoint that was taken.
 #[derive(Debug)]
-pub struct Taken {
+pub struct CheckpointOutcome {
     /// The image's record.
     pub record: Record,
     /// The identity of the tracker that goes on tracking from its pause.
@@ -79,7 +79,7 @@ pub struct Taken {
 
 /// A dirty store beside the store of the image.
 #[derive(Debug)]
-pub struct Beside {
+pub struct DirtyStoreOptions {
     /// Where it is.
     pub store: DirtyStore,
     /// How often the pages written meanwhile are sent there.
@@ -107,13 +107,13 @@ pub struct CheckpointOptions<'s> {
     pub dedup: Dedup,
     /// Where pages go that are written while the bulk pass runs, and that the
     /// buffer has no room for.
-    pub dirty: Option<Beside>,
+    pub dirty: Option<DirtyStoreOptions>,
     /// The session of this process, where it may be made to weigh little while
     /// the guest runs.
     pub session: Option<OwnSession>,
     /// A name for the image.
     pub tag: Option<String>,
-    /// How to start the guest again; kept for whoever restores it.
+    /// How to start the guest again; kept for the restore.
     pub machine: serde_json::Value,
     /// A folder for disk copies on their way to a store that is no folder.
     pub scratch: PathBuf,
@@ -129,10 +129,10 @@ pub fn checkpoint<'s>(
     store: &'s Store,
     options: CheckpointOptions<'s>,
     observer: &dyn Observer,
-) -> Result<Taken, CheckpointError> {
+) -> Result<CheckpointOutcome, CheckpointError> {
     capture(guest, store, options, observer).map_err(|error| {
         // A failure to put it back shows in the guest's health.
-        let _ = guest.put_back();
+        let _ = guest.rollback();
         match guest.health() {
             // Whatever failed, this is why.
             Health::Gone | Health::ShutDown => CheckpointError::Guest(GuestError::Ended {
@@ -149,7 +149,7 @@ fn capture<'s>(
     store: &'s Store,
     options: CheckpointOptions<'s>,
     observer: &dyn Observer,
-) -> Result<Taken, CheckpointError> {
+) -> Result<CheckpointOutcome, CheckpointError> {
     let began = Instant::now();
     let observer = &Timeline::new(observer, began);
     let ram = guest.ram();
@@ -188,7 +188,7 @@ fn capture<'s>(
     let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
     let (tally, compare) = (Tally::default(), !by_tracking);
     let workers = Workers::new(options.session);
-    let at = Capturing {
+    let at = CaptureContext {
         ram: &ram,
         tracker: &tracker,
         writer: &writer,
@@ -208,7 +208,7 @@ fn capture<'s>(
     let stopped = stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer);
     if stopped.is_err() {
         // At once: what follows may wait for a slow store.
-        let _ = guest.put_back();
+        let _ = guest.rollback();
         observer.step(Step::PutBack);
     }
     let (device_state, pause) = stopped?;
@@ -234,7 +234,7 @@ fn capture<'s>(
         let copies = copy_disks(guest, &writer, &options.scratch, &workers, observer);
         if copies.is_err() {
             // As above; and its disks' writes may be what filled up where they go.
-            let _ = guest.put_back();
+            let _ = guest.rollback();
         }
         let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         behind.and_then(|memory| Ok((memory, copies?)))
@@ -284,7 +284,7 @@ fn capture<'s>(
     if let Some(debt) = captures.debt {
         debt.commit();
     }
-    Ok(Taken { record, tracker: identity, by_tracking })
+    Ok(CheckpointOutcome { record, tracker: identity, by_tracking })
 }
 
 /// The guest's tracker, and whether it has tracked since the base's pause.
@@ -313,7 +313,7 @@ fn stop_and_capture(
     writer: &ImageWriter<'_>,
     observer: &dyn Observer,
 ) -> Result<(Vec<u8>, Duration), CheckpointError> {
-    guest.make_ready()?;
+    guest.begin_pause()?;
     observer.step(Step::Stopping);
     let began = Instant::now();
     guest.stop()?;

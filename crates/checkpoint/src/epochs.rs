@@ -1,4 +1,4 @@
-//! Capturing dirty pages while the guest runs, until what is left fits the
+//! CaptureContext dirty pages while the guest runs, until what is left fits the
 //! pause.
 
 use crate::CheckpointError;

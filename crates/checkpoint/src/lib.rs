@@ -5,7 +5,6 @@
 //! ([`restore::fill_files`]), or the guest first ([`restore::PageServer`]).
 #![forbid(unsafe_code)]
 
-mod beside;
 mod buffer;
 mod bulk;
 mod capture;
@@ -15,12 +14,13 @@ mod error;
 mod frames;
 mod observe;
 mod overflow;
+mod page_sender;
 pub mod restore;
+mod session_nice;
 mod spread;
-mod weight;
 mod work;
 
-pub use capture::{Base, Beside, CheckpointOptions, Taken, checkpoint};
+pub use capture::{Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, checkpoint};
 pub use error::CheckpointError;
 pub use observe::{Observer, Step};
 pub use work::cores;

@@ -1,9 +1,9 @@
 //! Bringing a guest's memory back.
 
-mod away;
-mod dead;
-mod missing;
+mod crashed_ram;
+mod pending_pages;
 mod serve;
+mod unavailable_stores;
 
 use crate::CheckpointError;
 use crate::frames::grouped;
@@ -15,7 +15,7 @@ use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use dead::DeadRam;
+pub use crashed_ram::DeadRam;
 pub use serve::{PageServer, PageTable, ServeEnd, ServeProgress};
 
 /// Pages that a worker takes at a time.

@@ -4,13 +4,14 @@
 //! The main store's threads take pieces from the front and the page sender takes them from
 //! the end, until the two meet or as many pages were spread as were allowed. A page that is
 //! written after it was sent is in a later epoch's set: whatever is spread is in the store
-//! before an epoch begins, so that the newer version comes after it ([`crate::beside`]).
+//! before an epoch begins, so that the newer version comes after it ([`crate::page_sender`]).
 //! What waits in the buffer after the pause is spread in the same way; nothing is newer.
 //! Meanwhile segments go to the main store one by one ([`dewar_image::ImageWriter::narrowly`]):
-//! who fills them must feel how slow it is, or he would take all the pieces.
+//! a thread that fills a segment must feel how slow that store is, or the main store's threads
+//! would take all the pieces.
 
 use crate::CheckpointError;
-use crate::bulk::Capturing;
+use crate::bulk::CaptureContext;
 use crate::work::Pieces;
 use dewar_image::KeyedSink;
 use dewar_units::PageRange;
@@ -42,7 +43,7 @@ impl Allowance {
         self.spread.load(Ordering::Relaxed)
     }
 
-    /// Sets a piece's pages aside for whoever asks, or none.
+    /// Sets a piece's pages aside for the thread that asks, or none.
     fn reserve(&self) -> bool {
         let rest = |left: u64| left.checked_sub(PIECE);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
@@ -56,7 +57,7 @@ impl Allowance {
 }
 
 /// Whether there is something to spread, and more may be.
-pub(crate) fn may_spread(at: &Capturing<'_, '_>, pieces: &Pieces) -> bool {
+pub(crate) fn may_spread(at: &CaptureContext<'_, '_>, pieces: &Pieces) -> bool {
     !at.allowance.is_used_up() && !pieces.is_empty()
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn may_spread(at: &Capturing<'_, '_>, pieces: &Pieces) -> bool {
 /// [`may_spread`]. `start` makes what puts a piece's pages for one thread, and says how many
 /// it put.
 pub(crate) fn spread<'c, P>(
-    at: &Capturing<'c, '_>,
+    at: &CaptureContext<'c, '_>,
     pieces: &Pieces,
     until: Option<Instant>,
     start: impl Fn() -> Result<P, CheckpointError> + Sync,

@@ -1,6 +1,6 @@
 //! Sharing work between threads.
 
-use crate::weight::{Presence, STARVED, Weight};
+use crate::session_nice::{Presence, STARVED, Weight};
 use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};
 use dewar_units::PageRange;
 use std::cell::RefCell;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
-pub use qos::{ByChoice, KeeperArgs, LawChoice, QosArgs};
+pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
 
 /// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
 #[derive(Debug, Parser)]
@@ -124,8 +124,8 @@ pub enum Verb {
     Guardian(GuardianArgs),
     #[command(name = "__serve", hide = true)]
     Serve(ServeArgs),
-    #[command(name = "__qos-keeper", hide = true)]
-    QosKeeper(KeeperArgs),
+    #[command(name = "__qos-watchdog", hide = true)]
+    QosWatchdog(WatchdogArgs),
 }
 
 #[derive(Debug, Args)]

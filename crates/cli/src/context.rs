@@ -1,17 +1,17 @@
 //! What every verb starts from.
 
 use crate::failure::{Code, Failure};
-use crate::kept::settle_unthawed;
+use crate::frozen_state::settle_unthawed;
 use crate::output::{printable, tell};
 use crate::progress::Progress;
 use crate::ram_dir::usual_dirs;
-use crate::replaced;
+use crate::replace_journal;
 use crate::server::ServerState;
 use crate::verbs::ps::server_alive;
 use crate::verbs::stop::{await_server, end, would_lose};
 use dewar_guest_qemu::handover;
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::revive::start;
+use dewar_guest_qemu::start_from_state::start;
 use dewar_guest_qemu::{END_WITHIN, QemuGuest, Qmp, QmpError, RamRoom, recover};
 use dewar_image::{Location, Store};
 use dewar_kernel::KernelError;
@@ -39,7 +39,7 @@ pub struct Context {
 }
 
 /// A guest that is ours to work on.
-pub struct Held {
+pub struct LockedGuest {
     pub folder: GuestFolder,
     pub record: GuestRecord,
     pub lock: GuestLock,
@@ -103,7 +103,7 @@ impl Context {
     }
 
     /// Takes hold of a guest; what a dead command left with it is finished.
-    pub fn hold(&self, name: &str) -> Result<Held, Failure> {
+    pub fn hold(&self, name: &str) -> Result<LockedGuest, Failure> {
         self.hold_after(name, |_, _| Ok(()))
     }
 
@@ -113,7 +113,7 @@ impl Context {
         &self,
         name: &str,
         first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
-    ) -> Result<Held, Failure> {
+    ) -> Result<LockedGuest, Failure> {
         self.hold_within(name, Duration::ZERO, first)
     }
 
@@ -123,7 +123,7 @@ impl Context {
         name: &str,
         patience: Duration,
         first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
-    ) -> Result<Held, Failure> {
+    ) -> Result<LockedGuest, Failure> {
         let folder = self.registry.guest(name)?;
         folder.record()?;
         let lock = folder.lock_within(patience)?;
@@ -131,17 +131,17 @@ impl Context {
         let mut record = folder.record()?;
         first(&folder, &mut record)?;
         let record = start_if_pending(&folder, settle(&folder, record)?)?;
-        Ok(Held { folder, record, lock })
+        Ok(LockedGuest { folder, record, lock })
     }
 
     /// Takes hold of a guest that is to be ended. Nothing is finished through its QEMU,
-    /// which may not answer: see [`Held::end`].
-    pub fn hold_to_end(&self, name: &str) -> Result<Held, Failure> {
+    /// which may not answer: see [`LockedGuest::end`].
+    pub fn hold_to_end(&self, name: &str) -> Result<LockedGuest, Failure> {
         let folder = self.registry.guest(name)?;
         folder.record()?;
         let lock = folder.lock()?;
         let record = folder.record()?;
-        Ok(Held { folder, record, lock })
+        Ok(LockedGuest { folder, record, lock })
     }
 
     /// What there is for the RAM of guest `name` in a folder. With `overcommit` there is
@@ -244,7 +244,7 @@ pub struct Settled {
 /// then.
 fn settle(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     recover(|| Qmp::of(&record), folder, &record)?;
-    replaced::settle(folder, &folder.record()?)?;
+    replace_journal::settle(folder, &folder.record()?)?;
     settle_unthawed(folder, folder.record()?)
 }
 
@@ -306,7 +306,7 @@ pub fn attach_within(
     let held = context.hold_within(name, patience, |_, _| Ok(()))?;
     held.require_alive()?;
     wait_for_memory(&held, progress)?;
-    let Held { folder, record, lock } = held;
+    let LockedGuest { folder, record, lock } = held;
     let guest = QemuGuest::attach(folder.clone(), record)
         .map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     Ok((guest, folder, lock))
@@ -314,7 +314,7 @@ pub fn attach_within(
 
 /// Waits until all memory of a restored guest has arrived: before, its process
 /// does not have it, and nobody else can.
-pub fn wait_for_memory(held: &Held, progress: &Progress) -> Result<(), Failure> {
+pub fn wait_for_memory(held: &LockedGuest, progress: &Progress) -> Result<(), Failure> {
     let mut in_trouble = None;
     loop {
         let state = ServerState::of(&held.folder, &held.record);
@@ -357,7 +357,7 @@ pub fn qmp_failure(record: &GuestRecord, error: &QmpError) -> Failure {
 const CONT: &str = "mend what QEMU complains of, then 'dewar thaw' it if it is frozen, or let it run \
                     with QMP 'cont'; 'dewar stop --now' ends it";
 
-impl Held {
+impl LockedGuest {
     /// Ends all processes of the guest, whatever state it and they are in, and then finishes
     /// without them what a dead command left.
     pub fn end(&mut self) -> Result<(), Failure> {
@@ -392,7 +392,7 @@ impl Held {
 /// be in `ram_dir`, if it is to have any of ours. A dead one's memory is given back
 /// when what is returned is dropped. `thawing` says that the guest is to be thawed
 /// from a store.
-pub fn make_way(
+pub fn clear_predecessor(
     folder: &GuestFolder,
     ram_dir: Option<&Path>,
     thawing: bool,

@@ -5,7 +5,7 @@ use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
-use dewar_guest_qemu::revive::ReviveError;
+use dewar_guest_qemu::start_from_state::ReviveError;
 use dewar_guest_qemu::{DiskError, RecoverError};
 use dewar_image::ImageError;
 use dewar_registry::RegistryError;

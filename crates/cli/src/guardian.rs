@@ -4,7 +4,7 @@
 //! gets copies of the QMP connection and of the guest's lock. It waits on a
 //! socket. One byte says that all is well and it ends; an end of file without
 //! that byte says that the command died: then it puts the guest back by its
-//! journal, and the store too. While it works nobody else can take the guest:
+//! journal, and the store too. While it works no other command can take the guest:
 //! its copy of the lock holds.
 //!
 //! **While the guest stands still** it waits no longer than it was told to. The command says
@@ -19,18 +19,18 @@
 //!                    the command is killed, the guest put back
 //! ```
 //!
-//! So a command that somebody stops, or that hangs, does not leave the guest standing. The
-//! guardian itself cannot be kept stopped: a timer of the kernel's lets it go on each second
+//! So a command that is stopped, or that hangs, does not leave the guest paused. The
+//! guardian itself cannot be kept stopped: a timer of the kernel lets it go on each second
 //! ([`WakeTimer`]). What remains is in docs/threat-model.md: a frozen control group, a
 //! debugger.
 //!
 //! If both are killed, the journal remains, and the next command that looks at
 //! the guest finishes it.
 
-use crate::apart::PARENT;
 use crate::args::GuardianArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::own_session::PARENT;
 use dewar_guest_qemu::{Qmp, receive_fd, recover, send_fd};
 use dewar_image::{Location, Store};
 use dewar_kernel::{Pid, ProcessHandle, WakeTimer, detach};
@@ -234,7 +234,7 @@ pub fn watch(context: &Context, args: GuardianArgs) -> Result<(), Failure> {
     let qmp = receive_fd(&socket).map_err(broken)?;
     let lock = GuestLock::inherit(receive_fd(&socket).map_err(broken)?);
     let command = ProcessHandle::from_pidfd(receive_fd(&socket).map_err(broken)?);
-    // Without it a guardian that somebody stops waits for whoever lets it go on.
+    // Without it a guardian that is stopped waits until it is let go on.
     let _awake = WakeTimer::every(WAKE_EVERY);
     socket.write_all(&[READY]).map_err(broken)?;
     match wait_for_end(&mut socket) {

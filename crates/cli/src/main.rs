@@ -4,18 +4,18 @@
 //! crates below and renders what comes back.
 #![forbid(unsafe_code)]
 
-mod apart;
 mod args;
 mod clock;
 mod context;
+mod deferred_free;
 mod failure;
+mod frozen_state;
 mod guardian;
-mod kept;
-mod old_ram;
 mod output;
+mod own_session;
 mod progress;
 mod ram_dir;
-mod replaced;
+mod replace_journal;
 mod report;
 mod server;
 mod tracking;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         let _ = dewar_kernel::run_on();
     }
     if matches!(cli.verb, Verb::Checkpoint(_)) {
-        if let Some(code) = apart::run_as_child(json) {
+        if let Some(code) = own_session::run_as_child(json) {
             return code;
         }
     }
@@ -71,7 +71,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),
         Verb::Guardian(args) => guardian::watch(&context, args),
-        Verb::QosKeeper(args) => verbs::qos::keep(&context, args),
+        Verb::QosWatchdog(args) => verbs::qos::keep(&context, args),
         Verb::Serve(args) => server::serve(&context, args),
     }
 }

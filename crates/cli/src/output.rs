@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::time::Duration;
 
-/// Prints a line for whoever still reads, and says whether anybody does: they may have
+/// Prints a line, and says whether anybody still reads: they may have
 /// seen enough, and what was done is done.
 pub fn tell(text: impl Display) -> bool {
     writeln!(std::io::stdout(), "{}", printable(&text.to_string())).is_ok()

@@ -1,4 +1,4 @@
-//! Where RAM files go when nobody says.
+//! Where RAM files go if the user does not say.
 //!
 //! QEMU's own RAM is made of transparent huge pages. A file in a tmpfs has them
 //! only where the tmpfs was mounted so, and no distribution mounts `/dev/shm`
@@ -100,7 +100,7 @@ fn update_own() -> io::Result<()> {
     fs::set_permissions(OWN, Permissions::from_mode(0o711))
 }
 
-/// The right to mount it. Only root's: whoever else may open the file could keep it for ever.
+/// The right to mount it. Only root's: another user that may open the file could keep it for ever.
 fn lock() -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(false).mode(0o600).open(OWN_LOCK)?;

@@ -4,10 +4,10 @@
 use crate::args::ServeArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use crate::kept::unloadable;
+use crate::frozen_state::unloadable;
 use dewar_checkpoint::restore::{DeadRam, PageServer, PageTable, ServeEnd, ServeProgress};
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::revive::load_state;
+use dewar_guest_qemu::start_from_state::load_state;
 use dewar_guest_qemu::{Qmp, map_ram_files};
 use dewar_image::{ImageId, Location, Store};
 use dewar_kernel::detach;
@@ -176,7 +176,7 @@ fn serve_guest(folder: &GuestFolder, args: ServeArgs) -> Result<(), String> {
     image.set_patience(PATIENCE);
     let record = folder.record().map_err(|error| text(&error))?;
     let files = open_ram(&record).map_err(|error| text(&error))?;
-    // Whoever told us may be dead, and another restore have begun.
+    // The restore that told us may be dead, and another one have begun.
     if !folder.record().is_ok_and(|now| now.process.is_same(&told.process)) {
         return Err("another QEMU has the guest's name now".to_owned());
     }
@@ -254,7 +254,7 @@ pub fn load_served(
     })
 }
 
-/// Waits for the guest; nothing where whoever started us is gone.
+/// Waits for the guest; nothing where the restore that started us is gone.
 fn told_to_go() -> Option<Go> {
     let mut said = Vec::new();
     std::io::stdin().take(4096).read_to_end(&mut said).ok()?;
@@ -286,7 +286,7 @@ fn clear_ram(record: &GuestRecord, files: &[File]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Lets whoever started us read to the end.
+/// Lets the restore that started us read to the end.
 fn close_stdout() {
     if let Ok(null) = File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);

@@ -1,9 +1,9 @@
 //! What a guest's next checkpoint can be taken on top of.
 //!
 //! After a checkpoint writes are tracked on, and `tracking.json` in the guest's
-//! folder says from which image's pause. Before the next one touches the
-//! guest that is struck out: should it die in between, nobody takes its half
-//! of the count for the whole.
+//! folder says from which image's pause. Before the next checkpoint touches the
+//! guest it removes that file: if the checkpoint dies in between, no later one takes a part of the
+//! written pages for all of them.
 
 use crate::failure::Failure;
 use dewar_image::{ImageError, ImageId, ImageReader, Record, RegionRecord, Store};
@@ -37,7 +37,7 @@ impl Tracking {
     }
 
     /// Notes that a count is being touched: should we die, it is no count.
-    pub fn strike_out(&self, folder: &GuestFolder) -> Result<(), Failure> {
+    pub fn invalidate(&self, folder: &GuestFolder) -> Result<(), Failure> {
         Self { since: None, before: Vec::new(), ..self.clone() }.save(folder)
     }
 

@@ -5,7 +5,7 @@ pub mod checkpoint;
 pub mod delete;
 pub mod diff;
 pub mod doctor;
-pub mod each;
+pub mod fan_out;
 pub mod freeze;
 pub mod gc;
 pub mod inspect;

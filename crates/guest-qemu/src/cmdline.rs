@@ -3,7 +3,7 @@
 //!
 //! Everything that is not understood is passed on untouched.
 
-mod exclusive;
+mod exclusive_resources;
 mod files;
 mod heartbeats;
 mod memory;
@@ -13,8 +13,10 @@ mod restore;
 mod sockets;
 mod truncated;
 
-pub(crate) use exclusive::ASIDE;
-pub use exclusive::{Holder, Later, Listening, Rename, TakenOver, inherited, take_over};
+pub(crate) use exclusive_resources::ASIDE;
+pub use exclusive_resources::{
+    Holder, Later, Listening, Rename, TakeoverPlan, inherited, take_over,
+};
 pub(crate) use files::BOOTED;
 pub use files::file_paths;
 pub use heartbeats::{PORT_FILE, with_heartbeats};

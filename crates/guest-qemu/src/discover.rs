@@ -112,7 +112,7 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
     })
 }
 
-/// Whoever writes RAM past the guest's process or its page tables.
+/// A process or device that writes RAM past the guest's process or its page tables.
 fn foreign_writers(record: &GuestRecord, peripherals: &[Value; 2]) -> Vec<String> {
     let mut reasons = Vec::new();
     let files = list_fds(Pid(record.process.pid)).unwrap_or_default();

@@ -222,7 +222,7 @@ pub(crate) fn settle(
                 let ending = match journal.save(folder) {
                     Ok(()) => "job-finalize",
                     // The guest must not wait for room on our disk. It goes on with the
-                    // overlay, and whoever comes next tries again.
+                    // overlay, and the next command tries again.
                     Err(error) => {
                         unnoted = Some(error);
                         "job-cancel"
@@ -233,7 +233,7 @@ pub(crate) fn settle(
             Some("concluded") => {
                 let error = state.and_then(|state| state.error);
                 if error.is_some() {
-                    // The overlay is still the active file. Whoever finds the job later
+                    // The overlay is still the active file. A command that finds the job later
                     // notes it, if we cannot.
                     journal.disks[index].current = Current::Overlay;
                     let noted = journal.save(folder);

@@ -6,15 +6,14 @@
 //!   frozen  --start, load-> record still says frozen    --record says running-> guest runs
 //! ```
 //!
-//! The record decides, written in one step: until it says `frozen` whoever comes
-//! lets the guest run again, from then on whoever comes ends QEMU. On the way
-//! back a QEMU that was started before the record said `running` never ran the
-//! guest; it is ended, and the next try starts over. After that it may have run
-//! it. What was kept stays until it is known to run; should QEMU die before, the
-//! guest is frozen again only if its memory is, byte for byte, what it was.
+//! The record decides; it is written in one step. Until it says `frozen`, the next command lets the
+//! guest run again; from then on it ends QEMU. On the way back, a QEMU that was started before the
+//! record said `running` never ran the guest: the next command ends it and starts over. After that the
+//! QEMU may have run the guest. The kept files stay until the guest is known to run. If QEMU dies
+//! before, the guest is frozen again only if its memory is, byte for byte, what it was.
 
 use crate::cmdline::{
-    RunPlan, TakenOver, Unsupported, inherited, keep_truncated, require_sockets, take_over,
+    RunPlan, TakeoverPlan, Unsupported, inherited, keep_truncated, require_sockets, take_over,
 };
 use crate::guest::QemuGuest;
 use crate::handover::{
@@ -89,7 +88,7 @@ pub fn check_place(guest: &QemuGuest) -> Result<(), HandoverError> {
 }
 
 /// Stops a guest that is as `checked` says ([`check`]) and returns the state of its
-/// devices. It stands still then, until [`Guest::put_back`] or [`end_process`].
+/// devices. It stands still then, until [`Guest::rollback`] or [`end_process`].
 ///
 /// # Errors
 /// Where it fails; the guest is to be put back.
@@ -150,7 +149,7 @@ fn plan(folder: &GuestFolder, record: &GuestRecord, machine: &str) -> Result<Run
         return Err(Unsupported(why));
     }
     let none = Descriptors::new();
-    let TakenOver { line, .. } =
+    let TakeoverPlan { line, .. } =
         take_over(&record.arguments, &record.folder, &scratch, None, &none)?;
     let mut run = plan_on_its_ram(&line, record, machine, &folder.file("qmp.sock"))?;
     if record.frozen.as_ref().is_some_and(|frozen| frozen.forwards.is_some()) {
@@ -198,7 +197,7 @@ pub fn start(
     Ok(launch(&record.program, &run, &record.folder, &log, &socket, Inherited::default())?)
 }
 
-/// The ports that a guest's user-mode networks forward now, whoever asked for them: its
+/// The ports that a guest's user-mode networks forward now, whether by its command line or later: its
 /// command line does not say all of them.
 ///
 /// # Errors

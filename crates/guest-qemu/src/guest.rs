@@ -1,18 +1,18 @@
 //! A running QEMU as a [`Guest`].
 
+mod journal_cache;
 mod machine;
-mod noted;
-mod refuse;
-mod userfault;
+mod preconditions;
+mod uffd_access;
 
-pub use userfault::{close_userfaultfd_device, uffd_origin};
+pub use uffd_access::{close_userfaultfd_device, uffd_origin};
 
 use crate::bitmaps;
 use crate::discover::{Discovered, Disk, discover};
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
-use crate::recover::{self, END_WITHIN, is_running, put_back, put_back_offline};
+use crate::recover::{self, END_WITHIN, is_running, put_back_offline, rollback};
 use crate::run_state::RunState;
 use crate::state::StateChannel;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
@@ -69,7 +69,7 @@ impl QemuGuest {
             return Err(GuestError::Ended { guest, operation: "it was not looked at".to_owned() });
         }
         let mut qmp = Qmp::of(&record).map_err(|error| failed(error.to_string()))?;
-        put_back(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
+        rollback(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
         let found = discover(&mut qmp, &record)?;
         Ok(Self {
             folder,
@@ -107,8 +107,8 @@ impl QemuGuest {
         GuestError::Unsupported { guest: self.record.name.clone(), reasons: vec![reason] }
     }
 
-    /// Stops the guest for good: checkpoints leave it so. [`Guest::put_back`] lets
-    /// it run, if it ran, whoever calls it.
+    /// Stops the guest for good: checkpoints leave it so. [`Guest::rollback`] lets
+    /// it run, if it ran, in any process.
     ///
     /// # Errors
     /// Where it does not stop.
@@ -143,7 +143,7 @@ impl QemuGuest {
     ///
     /// # Errors
     /// Where somebody let it run, or it does not answer.
-    pub fn require_still(&mut self) -> Result<(), GuestError> {
+    pub fn ensure_stopped(&mut self) -> Result<(), GuestError> {
         let resumes = self.resumes;
         let ran = self.step("freezing", |qmp, _, _| {
             Ok::<_, crate::qmp::QmpError>(is_running(qmp)? || qmp.resumes() != resumes)
@@ -228,7 +228,7 @@ impl Guest for QemuGuest {
         Ok(())
     }
 
-    fn make_ready(&mut self) -> Result<(), GuestError> {
+    fn begin_pause(&mut self) -> Result<(), GuestError> {
         self.refuse_what_cannot_be_saved()?;
         // Its user may have set them otherwise since.
         let settings =
@@ -329,16 +329,16 @@ impl Guest for QemuGuest {
 
     fn finish(&mut self) -> Result<(), GuestError> {
         if !self.journal()?.held {
-            self.put_back()?;
+            self.rollback()?;
         }
         // Not sooner: it takes longer than the guest should wait, and disks had other nodes.
         self.refuse_another_machine()
     }
 
-    fn put_back(&mut self) -> Result<(), GuestError> {
+    fn rollback(&mut self) -> Result<(), GuestError> {
         self.channel = None;
         self.note_again()?;
-        let mut result = self.step("putting it back", |qmp, _, folder| put_back(qmp, folder));
+        let mut result = self.step("putting it back", |qmp, _, folder| rollback(qmp, folder));
         // A QEMU that is ending closes its socket before it is gone.
         if result.is_err() && self.process.ends_within(END_WITHIN) {
             result = put_back_offline(&self.folder)
@@ -364,7 +364,7 @@ impl Guest for QemuGuest {
         match (status, is_under_way) {
             (Ok(state), Ok(false)) => match state.why_not_running() {
                 _ if state.is_running() => Health::Running,
-                Some(_) if self.ran && state.word() == recover::IO_ERROR => Health::Stuck,
+                Some(_) if self.ran && state.word() == recover::IO_ERROR => Health::IoStalled,
                 Some(why) => Health::Stands(format!("the guest {why}")),
                 None if self.ran => Health::Stands("somebody paused the guest".to_owned()),
                 None => Health::Paused,

@@ -19,55 +19,55 @@
 //!
 //! **Never both, never none.** A stream without its end is never run, and the
 //! old QEMU goes on by itself if it cannot send the end. Once the end is sent,
-//! the old one stands still until it is told otherwise; and nobody tells it
-//! before the new one is dead and is known not to have resumed, by the events
-//! on a connection that we had since before the stream began
-//! ([`Qmp::has_resumed`]), or by the old one's word that the stream is not
+//! the old QEMU stands still until it is told to run. Dewar tells it so only if
+//! the new QEMU is dead and never resumed the guest. It knows that by the events
+//! on a connection that was there before the stream began
+//! ([`Qmp::has_resumed`]), or by the old QEMU's word that the stream is not
 //! complete. (QEMU's return path would have the old one resume on its own when
 //! the new one dies; but the new one lets the guest run *before* it answers
 //! there, and a guest that wrote to its memory for a moment must not go on
 //! from an older state.) So the migration is never cancelled while the new
 //! QEMU lives.
 //!
-//! Which stage was reached is in `handover.json`. Whoever finds it, guardian or
-//! next command, goes on to the end or back ([`settle`]). The old QEMU is ended
+//! Which stage was reached is in `handover.json`. If the command dies, the guardian or
+//! the next command goes on to the end, or back ([`settle`]). The old QEMU is ended
 //! by SIGKILL: asked to quit, it would remove sockets and pid files that are
 //! the new one's by then, and run scripts that take the guest's network down.
 
-mod current;
+mod bus_addresses;
+mod command_line;
 mod defaults;
 mod disks;
-mod fate;
+mod ejected_media;
 mod forwards;
-mod holder;
-mod media;
-mod moving;
-mod places;
+mod hotplug;
+mod inherited_files;
+mod outcome;
 mod plan;
-mod plugged;
 mod roms;
+mod switch;
 mod tap;
 
-pub(crate) use current::current_line;
+pub(crate) use command_line::current_line;
 pub(crate) use disks::{changed_medium, missing_file, stale_disk, unrestorable_disk};
 pub(crate) use forwards::{add as add_forwards, forwards};
-pub use holder::OpenFilesError;
-pub use moving::{Moved, Waiting};
+pub use inherited_files::OpenFilesError;
 pub use plan::Plan;
 pub(crate) use plan::{
     ASLEEP, is_same_namespace, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
     refuse_other_network, refuse_what_changed, refuse_what_is_under_way,
 };
+pub use switch::{Moved, Waiting};
 
 use crate::cmdline::{Later, Rename};
 use crate::journal::Journal;
 use crate::launch::{LaunchError, kill};
 use crate::qmp::{Qmp, QmpError, monitor};
-use crate::recover::{END_WITHIN, RecoverError, put_back};
+use crate::recover::{END_WITHIN, RecoverError, rollback};
 use crate::state::{self, StateError};
 use dewar_guest::GuestError;
 use dewar_registry::{Forward, GuestFolder, GuestRecord, ProcessId, RegistryError};
-use fate::{Fate, fate};
+use outcome::Outcome;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -215,15 +215,15 @@ pub fn processes(folder: &GuestFolder) -> Vec<ProcessId> {
 pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), HandoverError> {
     let Some(handover) = Handover::load(folder)? else { return Ok(()) };
     let mut old = handover.connect_old();
-    let fate = match handover.stage {
-        Stage::Starting => Fate::Stayed,
-        Stage::Moved => Fate::Moved(None),
-        Stage::Moving => fate(&handover, folder, old.as_mut(), None),
+    let outcome = match handover.stage {
+        Stage::Starting => Outcome::Stayed,
+        Stage::Moved => Outcome::Moved(None),
+        Stage::Moving => outcome::outcome(&handover, folder, old.as_mut(), None),
     };
-    match fate {
-        Fate::Moved(new) => forward(folder, handover, old.as_mut(), new, &mut || {}).map(drop),
-        Fate::Stayed => back(folder, &handover, old.as_mut()),
-        Fate::Unknown => Err(HandoverError::Unknown(record.name.clone(), handover.old.pid)),
+    match outcome {
+        Outcome::Moved(new) => forward(folder, handover, old.as_mut(), new, &mut || {}).map(drop),
+        Outcome::Stayed => back(folder, &handover, old.as_mut()),
+        Outcome::Unknown => Err(HandoverError::Unknown(record.name.clone(), handover.old.pid)),
     }
 }
 
@@ -238,7 +238,7 @@ fn forward(
 ) -> Result<Moved, HandoverError> {
     handover.stage = Stage::Moved;
     if let Err(error) = handover.save(folder) {
-        // It has moved all the same: whoever comes next goes on with it, and until then
+        // It has moved all the same: the next command goes on with it, and until then
         // nobody may let the old one run.
         kill(&handover.old);
         return Err(error.into());
@@ -246,7 +246,7 @@ fn forward(
     let mut problems = Vec::new();
     let mut new = new.or_else(|| handover.connect_new(folder));
     if new.is_none() && handover.new.is_some_and(|new| !new.ends_within(END_WITHIN)) {
-        // It has the guest, and only does not answer: whoever comes next goes on.
+        // It has the guest, and only does not answer: the next command goes on.
         return Err(HandoverError::Qmp(QmpError::Busy));
     }
     if let Some(new) = new.as_mut().filter(|_| !handover.forwards.is_empty()) {
@@ -264,7 +264,7 @@ fn forward(
         own_alike(own, aside);
         match fs::rename(aside, own) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // Without this one nobody reaches the guest: whoever comes next tries again.
+            // Without this one no command reaches the guest: the next one tries again.
             Err(error) if *own == handover.next.qmp => {
                 kill(&handover.old);
                 return Err(dewar_registry::io_error("rename", aside)(error).into());
@@ -279,7 +279,7 @@ fn forward(
     let downtime_ms = told.and_then(|told| told["downtime"].as_u64());
     before_end();
     if !kill(&handover.old) {
-        // Whoever comes next tries again: nobody would know of it otherwise.
+        // The next command tries again: it would not know of it otherwise.
         return Err(HandoverError::Lingers(handover.old.pid));
     }
     handover.renames.iter().for_each(remove_unanswered);
@@ -388,7 +388,7 @@ fn back(
 ) -> Result<(), HandoverError> {
     end_strays(folder, handover);
     if handover.stage != Stage::Starting {
-        // Should what follows fail: whoever tries again must not ask where the
+        // If what follows fails: the command that tries again must not ask where the
         // guest is. A full disk must not keep it from running.
         let _ = Handover { stage: Stage::Starting, ..handover.clone() }.save(folder);
     }
@@ -397,7 +397,7 @@ fn back(
         let _ = fs::remove_file(aside);
     }
     let put = match old {
-        Some(qmp) => put_back(qmp, folder),
+        Some(qmp) => rollback(qmp, folder),
         None => Ok(()),
     };
     match put {

@@ -1,5 +1,5 @@
 //! What to undo: written before a guest is touched, removed when it is as it
-//! was. Whoever finds one finishes it: the guardian, or the next command.
+//! was. If the command dies, the guardian or the next command undoes it.
 
 use dewar_registry::{GuestFolder, KeptDisk, RegistryError};
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ const FILE: &str = "journal.json";
 pub struct Journal {
     /// Whether its vCPUs ran.
     pub was_running: bool,
-    /// Whether we began to stop it and to change its settings, so that whoever finds it
-    /// standing still, migrating, or with other settings has that from us. Before, it
+    /// Whether we began to stop it and to change its settings, so that a guest which
+    /// is found paused, migrating, or with other settings has that from us. Before, it
     /// is its user's doing.
     #[serde(default = "yes")]
     pub stopping: bool,

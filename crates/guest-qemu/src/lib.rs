@@ -2,12 +2,12 @@
 //! and device state.
 //!
 //! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
-//! - [`launch`], [`revive`]: starting a QEMU, and starting a guest again.
+//! - [`launch`], [`start_from_state`]: starting a QEMU, and starting a guest again.
 //! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
 //! - [`identity`]: what tells a copy of a guest from it.
 //! - [`handover`]: moving a running one to another QEMU.
 //! - [`freeze`]: a guest without a process, and back.
-//! - [`put_back`]: undoing whatever a command that died left under way.
+//! - [`rollback`]: undoing whatever a command that died left under way.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -27,8 +27,8 @@ mod qemu_user;
 mod qmp;
 mod ram_room;
 mod recover;
-pub mod revive;
 mod run_state;
+pub mod start_from_state;
 mod state;
 
 pub use agent::{Agent, AgentError};
@@ -40,7 +40,7 @@ pub use journal::{Current, Journal, JournaledDisk};
 pub use qemu_user::QemuUser;
 pub use qmp::{Qmp, QmpError};
 pub use ram_room::RamRoom;
-pub use recover::{END_WITHIN, RecoverError, put_back, recover};
+pub use recover::{END_WITHIN, RecoverError, recover, rollback};
 pub use run_state::RunState;
 pub use state::StateError;
 

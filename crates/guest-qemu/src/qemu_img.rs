@@ -1,9 +1,9 @@
 //! `qemu-img`, run so that a command that dies leaves no file behind.
 //!
-//! The tool dies with whoever started it, but only *after* that one's files
-//! are closed: the guardian may look first, and remove a file that the tool
-//! then makes again. So the tool never makes a file by name: we make it, and
-//! hand it over as standard input. Written late, it has no name any more.
+//! The tool dies with the command that started it, but only *after* the command's files
+//! are closed. The guardian may look before that, and remove a file that the tool
+//! then makes again. So the tool never makes a file by name: the command makes it, and
+//! hands it over as standard input. What is written after the guardian looked has no name any more.
 
 use crate::disks::DiskError;
 use crate::launch::without_ours;

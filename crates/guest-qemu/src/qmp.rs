@@ -138,7 +138,7 @@ impl Qmp {
         loop {
             match self.message(deadline) {
                 Ok(Some(greeting)) if greeting.get("QMP").is_some() => break,
-                // What was still to be said to whoever was connected before.
+                // What was still to be said to the client that was connected before.
                 Ok(Some(rest)) if rest.get("event").is_some() || rest.get("return").is_some() => {}
                 Ok(Some(other)) => {
                     return Err(io::Error::other(format!("not a QMP greeting: {other}")).into());

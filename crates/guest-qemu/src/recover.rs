@@ -44,7 +44,7 @@ pub enum RecoverError {
 ///
 /// # Errors
 /// Where a step fails; the journal stays, and the next call goes on.
-pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError> {
+pub fn rollback(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError> {
     let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
     if journal.stopping {
         state::cancel_migration(qmp)?;
@@ -66,7 +66,7 @@ pub fn put_back(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RecoverError>
 /// record may be another afterwards.
 ///
 /// # Errors
-/// As [`put_back`], and where a hand-over cannot be finished.
+/// As [`rollback`], and where a hand-over cannot be finished.
 pub fn recover(
     connect: impl FnOnce() -> Result<Qmp, QmpError>,
     folder: &GuestFolder,
@@ -91,11 +91,11 @@ pub fn recover(
         return Ok(());
     }
     if !record.process.is_alive() {
-        // Whoever answers there now is another, of which the journal says nothing.
+        // The process that answers there now is another, of which the journal says nothing.
         return put_back_offline(folder);
     }
     let result =
-        connect().map_err(RecoverError::from).and_then(|mut qmp| put_back(&mut qmp, folder));
+        connect().map_err(RecoverError::from).and_then(|mut qmp| rollback(&mut qmp, folder));
     // A QEMU that is ending closes its socket before it is gone.
     if result.is_err() && record.process.ends_within(END_WITHIN) {
         return put_back_offline(folder);

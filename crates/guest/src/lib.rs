@@ -12,20 +12,20 @@ use std::sync::Arc;
 /// A running guest whose state can be captured.
 ///
 /// The order of a capture is: [`prepare`], ([`drain`] at will), [`flush`],
-/// [`make_ready`], [`stop`], [`save_state`], [`resume`], [`copy_disks`], [`finish`]. After a
-/// failure anywhere, and whenever the caller gives up, [`put_back`] makes the
+/// [`begin_pause`], [`stop`], [`save_state`], [`resume`], [`copy_disks`], [`finish`]. After a
+/// failure anywhere, and whenever the caller gives up, [`rollback`] makes the
 /// guest run as it was configured; it may be called at any point and twice.
 ///
 /// [`prepare`]: Guest::prepare
 /// [`drain`]: Guest::drain
 /// [`flush`]: Guest::flush
-/// [`make_ready`]: Guest::make_ready
+/// [`begin_pause`]: Guest::begin_pause
 /// [`stop`]: Guest::stop
 /// [`save_state`]: Guest::save_state
 /// [`resume`]: Guest::resume
 /// [`copy_disks`]: Guest::copy_disks
 /// [`finish`]: Guest::finish
-/// [`put_back`]: Guest::put_back
+/// [`rollback`]: Guest::rollback
 pub trait Guest {
     /// Its name.
     fn name(&self) -> &str;
@@ -67,7 +67,7 @@ pub trait Guest {
     /// # Errors
     /// Where its state cannot be saved, or somebody stopped it, or let it run, since
     /// [`Guest::prepare`].
-    fn make_ready(&mut self) -> Result<(), GuestError>;
+    fn begin_pause(&mut self) -> Result<(), GuestError>;
 
     /// Stops the guest. From here on its memory does not change.
     ///
@@ -110,7 +110,7 @@ pub trait Guest {
     ///
     /// # Errors
     /// Where it needs attention.
-    fn put_back(&mut self) -> Result<(), GuestError>;
+    fn rollback(&mut self) -> Result<(), GuestError>;
 
     /// Whether it runs, as far as can be told; for error messages.
     fn health(&mut self) -> Health;
@@ -166,7 +166,7 @@ pub enum Health {
     /// It does not run, for a reason of its own or its user's: a sentence.
     Stands(String),
     /// It ran, and stands still since a disk of it could not be written.
-    Stuck,
+    IoStalled,
     /// Its process has ended.
     Gone,
     /// It powered itself off, and its process has ended.
@@ -181,7 +181,7 @@ impl std::fmt::Display for Health {
             Self::Running => write!(f, "the guest is running"),
             Self::Paused => write!(f, "the guest is paused, as it was before"),
             Self::Stands(how) => f.write_str(how),
-            Self::Stuck => write!(
+            Self::IoStalled => write!(
                 f,
                 "the guest stands still: a disk of it could not be written; make room there, \
                  then let it run on (QMP 'cont')"

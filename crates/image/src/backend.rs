@@ -6,10 +6,10 @@
 //! a folder holds objects of more than [`LARGEST_OBJECT`] bytes (its disk
 //! copies); elsewhere a disk copy is many objects.
 //!
-//! **Holds** keep two commands out of each other's way. Who holds an object
-//! exclusively is alone with it; who dies lets go (a lock that the kernel
-//! drops, or a lease that runs out). A holder that was away for too long may
-//! have lost its hold without noticing: so what makes an image exist is put
+//! **Holds** keep two commands out of each other's way. A command that holds an object
+//! exclusively is alone with it. If it dies the hold ends (a lock that the kernel
+//! drops, or a lease that runs out). A command that was stopped for too long may
+//! have lost its hold without noticing. So the object that makes an image exist is put
 //! through the hold, which fails then.
 
 use crate::{ImageError, SEGMENT_BYTES};
@@ -148,7 +148,7 @@ pub(crate) trait PagePlace: fmt::Debug + Send + Sync {
     /// Says that `owner`, whose guest has so many leaf nodes, will put pages.
     fn begin_pages(&self, owner: &str, leaves: u64) -> Result<(), ImageError>;
 
-    /// Puts pages over those that were there. On return whoever asks gets them.
+    /// Puts pages over those that were there. On return every reader gets them.
     fn put_pages(
         &self,
         owner: &str,

@@ -1,9 +1,9 @@
 //! Freeing what no image needs.
 //!
 //! Deleting an image removes the segments and disk copies that no other record names.
-//! What is left for the collector: those that nobody names (of a record that was
-//! damaged, say), and segments of which other images need only some frames. The
-//! last are written anew under their own number with the same frame numbers,
+//! What is left for the collector: objects that no record names (of a record that was
+//! damaged, say), and segments of which other images need only some frames. These
+//! segments are written anew under their own number with the same frame numbers,
 //! the other frames *dropped*: they have no length. So no page table changes.
 //!
 //! **Beside writers.** Objects are listed before leases are read, and leases before
@@ -11,14 +11,14 @@
 //! its image's record is there. What an image that is being written shares with others
 //! these need too, and it keeps them from being deleted until its own record is there.
 //!
-//! What only a lease names whose writer is dead is removed with it, at the end: by
-//! who holds that lease, and looks anew. A number may be given out again
+//! Objects that only a dead writer's lease names are removed with the lease, at the end: the
+//! collector takes that lease, and looks anew, since a number may be given out again
 //! (the module `lease` tells when).
 //!
 //! **Dirty stores.** Of pages that lie there one by one, those of an image are
 //! freed together, when no record and no living writer's lease names them.
 //!
-//! **Beside readers.** A segment is replaced in one step (rename); who has the
+//! **Beside readers.** A segment is replaced in one step (rename); a reader that has the
 //! old file open goes on reading it.
 //!
 //! **Killed.** Until the rename the old segment is in place; what was written

@@ -1,13 +1,13 @@
-//! Who is writing: an object in `writers/` that names, before they are made,
+//! The lease of a writer: an object in `writers/` that names, before they are made,
 //! all objects of an image that does not exist yet.
 //!
-//! Its writer holds it. When the writer dies nobody does, and whoever finds
-//! such a lease removes the objects that it names, but for those that a record
-//! or another lease names. There are such: where the image's own record exists
-//! (its writer died, or did not hear of it, just then), and where a number was
-//! given out twice, by a counter that is older than the segments (a folder that
-//! was copied while it was written to, a server that came back without its last
-//! seconds). A lease may also name pages in a dirty store; while that cannot be
+//! The writer holds its lease. When the writer dies the hold ends, and the next writer or
+//! collection removes the objects that the lease names, except those that a record
+//! or another lease names. There are such in two cases. The image's own record exists: its
+//! writer died, or lost its connection, just after it made the record. Or a number was
+//! given out twice, by a counter that is older than the segments: of a folder that
+//! was copied while it was written to, of a server that came back without its last
+//! seconds. A lease may also name pages in a dirty store; while that cannot be
 //! reached the lease stays.
 
 use crate::backend::{Backend, Held, Hold, Holding};

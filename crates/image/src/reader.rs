@@ -102,7 +102,7 @@ impl ImageReader {
         Ok(self.table()?.into_entries())
     }
 
-    /// Reads the page table now, for whoever asks for it next.
+    /// Reads the page table now, for the thread that asks for it next.
     ///
     /// # Errors
     /// Where a node is damaged.

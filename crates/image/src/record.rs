@@ -337,7 +337,7 @@ struct Envelope {
 
 impl Record {
     /// What of its numbers no checkpoint can have. They are printed, added and multiplied by
-    /// whoever reads the record.
+    /// the commands that read the record.
     fn out_of_range(&self) -> Option<&'static str> {
         let (pages, counts, summary) = (self.memory.pages, &self.memory.counts, &self.summary);
         let is_time = |ms: f64| (0.0..=LONGEST_MS).contains(&ms);

@@ -7,7 +7,7 @@
 //! | `P:segments/…`, `P:disks/…` | large objects; in a Cluster spread over its slots |
 //! | `{P}:images/…`, `{P}:writers/…`, `{P}:store.json` | small objects, all in one slot |
 //! | `{P}:index:FOLDER` | a hash: the names in a folder, and their lengths |
-//! | `{P}:hold:NAME` | a sorted set: who holds an object, until when |
+//! | `{P}:hold:NAME` | a sorted set: the holders of an object, until when |
 //! | `{P}:count:NAME` | a counter |
 //! | `P:pages/…` | single pages, where it is a dirty store ([`pages`]) |
 //!
@@ -19,7 +19,7 @@
 //! is, the object itself says, since one that is replaced may be so only in part.
 
 mod connection;
-mod hold;
+mod lock;
 mod pages;
 mod pool;
 mod wire;
@@ -27,7 +27,7 @@ mod wire;
 use crate::ImageError;
 use crate::backend::{Backend, Hold, Holding, Object};
 use crate::location::RedisPlace;
-use hold::{HeldKey, Keys};
+use lock::{HeldKey, Keys};
 use pool::Pool;
 use redis::{Cmd, FromRedisValue, Script, cmd};
 use std::sync::Arc;

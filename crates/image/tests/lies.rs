@@ -64,7 +64,7 @@ fn write_on(store: &Store, parent: &ImageReader, pages: &[u64], version: u64) ->
 }
 
 /// Two timelines of one store: a copy that went its own way. A segment of the one in the
-/// place of its namesake of the other is noticed by whoever reads it.
+/// place of its namesake of the other is noticed by every reader.
 #[test]
 fn a_segment_of_another_timeline_is_not_taken_for_ours() {
     let (folder, store) = new_store();

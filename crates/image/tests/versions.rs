@@ -341,7 +341,7 @@ fn read_keyed(store: &Store) {
     let first = record.parent.expect("a parent");
     let known = store.open_image(&first).expect("open").known_pages().expect("known");
     assert!(!known.is_empty());
-    // Whoever comes later finds the pages that these two stored.
+    // A later checkpoint finds the pages that these two stored.
     let options = ImageOptions { dedup: Dedup::Store, ..OPTIONS };
     let writer = store.begin(options, None).expect("begin");
     let mut sink = writer.sink().expect("sink");

@@ -1,9 +1,9 @@
-//! Reading memory that somebody else is writing.
+//! Reading memory that another process is writing.
 //!
 //! A guest's RAM changes under our hands, so no Rust reference to it may ever
 //! exist. Pages leave a [`SharedMapping`] only as copies made by machine
 //! instructions that the compiler cannot look into: a copy may
-//! be torn, never undefined. Whoever copies a page while the guest runs learns
+//! be torn, never undefined. A thread that copies a page while the guest runs learns
 //! from write tracking whether to copy it again.
 
 use crate::KernelError;

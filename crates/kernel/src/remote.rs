@@ -1,6 +1,6 @@
 //! A userfaultfd for another process's memory: made inside that process,
 //! then fetched. A copy stays open there, so what it tracks or serves outlives
-//! us, and whoever comes next finds it by its features in `/proc/PID/fdinfo`.
+//! the command, and the next command finds it by its features in `/proc/PID/fdinfo`.
 
 use crate::inject::inject_syscall;
 use crate::uffd::{FEATURES, NEW_FLAGS, USERFAULTFD_IOC_NEW};

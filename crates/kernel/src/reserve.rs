@@ -4,15 +4,16 @@
 //! What the kernel does that its manual does not say (seen on 6.18):
 //! - A larger runtime holds from the next period on; neither it nor leaving the
 //!   class and coming back fills up the present one.
-//! - Whoever leaves the class keeps his bandwidth until his deadline; coming back
-//!   before needs room for both. Whoever has slept for a while when he leaves keeps it
-//!   for ever: it is taken off by a timer that is set when he falls asleep, and only
-//!   if he left before it comes. Nobody can have it until scheduling domains are built
-//!   anew. So a sleeper's reservation is made as small as can be before it is left.
-//! - Whoever leaves when he has used up his runtime, and comes back after his deadline
-//!   but before the time at which what he overran is worked off (deadline + overrun *
-//!   period / runtime), never runs again: the timer that gives him a new runtime came
-//!   when he was not there. Leaving the class once more mends that.
+//! - A thread that leaves SCHED_DEADLINE keeps its bandwidth until its deadline; to come back
+//!   before that it needs room for both. A thread that has slept for a while when it leaves keeps
+//!   the bandwidth for ever: the timer that takes it off is set when the thread falls asleep, and
+//!   works only if the thread left before the timer comes. No thread can have that bandwidth until
+//!   scheduling domains are built anew. So the reservation of a sleeping thread is made as small as
+//!   can be before the thread leaves.
+//! - A thread that leaves with its runtime exhausted and comes back too early never runs again.
+//!   Too early is: after its deadline, but before its overrun is worked off (deadline + overrun *
+//!   period / runtime). The timer that gives it a new runtime came while the thread was not in
+//!   the class. Leaving the class once more mends that.
 //! - Reading `sched_rt_runtime_us` builds scheduling domains anew (6.16 and later).
 //! - The run time in `schedstat` is exact for a thread that does not run. For one
 //!   that does it may be old by several ticks.
@@ -230,7 +231,7 @@ impl Task {
     }
 }
 
-/// All threads of programs that are under a reservation now, whoever gave it to them. Those of
+/// All threads of programs that are under a reservation now, of Dewar or of others. Those of
 /// the kernel itself (`schedutil`'s) are not told.
 pub fn reserved_tasks() -> Vec<Task> {
     /// `PF_KTHREAD` in include/linux/sched.h; field 9 of proc_pid_stat(5).

@@ -6,7 +6,7 @@ use std::io::Write;
 /// What the scheduler weighs a session by, as nice values weigh threads.
 const WEIGHT: &str = "/proc/self/autogroup";
 
-/// The session of this process, which leads it: whoever else is in it was
+/// The session of this process, which leads it: all others in it were
 /// started by it.
 ///
 /// Where sessions are groups ([`are_sessions_groups`]) the scheduler shares a CPU

@@ -31,7 +31,7 @@ pub fn run_on() -> Result<(), KernelError> {
     block(&[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]).map(drop)
 }
 
-/// Lets this process learn how its children end, whatever whoever started it ignores
+/// Lets this process learn how its children end, whatever signals its parent ignores
 /// (SIGCHLD, wait(2)).
 pub fn heed_children() {
     // SAFETY: the default action is no function of ours; the call cannot fail for SIGCHLD.

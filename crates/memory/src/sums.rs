@@ -1,8 +1,8 @@
 //! Checksums of RAM files whose guest stands still, to tell later whether
-//! somebody changed them.
+//! they were changed.
 //!
-//! XXH3-128 over each 2 MiB: it finds what went wrong, not what somebody with
-//! write access to the files made to look right. What was never written counts
+//! XXH3-128 over each 2 MiB: it finds damage, not the work of an attacker with
+//! write access to the files. What was never written counts
 //! as zeros, and is not read.
 
 use dewar_kernel::{KernelError, data_ranges, huge_page_bytes};

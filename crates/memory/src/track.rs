@@ -4,8 +4,8 @@
 //! process to a page of its RAM is in the set that some later
 //! [`WriteTracker::take`] returns. The kernel clears the protection, and so
 //! records the write, before the write happens; `take` reads and protects a
-//! page in one step. So whoever copies a page *after* taking a set either
-//! copies what the set spoke of, or the page is in the next set.
+//! page in one step. So a copy that is made *after* taking a set either has
+//! the writes of that set, or the page is in the next set.
 //!
 //! The one exception is I/O that was under way: a page pinned for a read
 //! before `take` may be filled after it, unseen. Drain the guest's I/O between
@@ -19,9 +19,9 @@
 //!
 //! Tracking goes on when the command that began it has ended: the descriptor
 //! stays open in the guest's process. [`WriteTracker::resume`] takes it up, if
-//! nobody else has had it since. Everybody who begins a count anew makes a new
-//! descriptor, unless the one there is known to be his; so whoever finds his
-//! own there knows that nobody took his sets.
+//! no other command has used it since. A command that begins a count anew makes a new
+//! descriptor, unless the one there is known to be its own. So a command that finds its own
+//! descriptor there knows that no other took its sets.
 //!
 //! A set that was taken is a debt, a [`DirtyLease`]: commit it once its pages
 //! are safe; dropped, it goes back and the next `take` returns it again.
@@ -205,7 +205,7 @@ impl WriteTracker {
     /// Counts pages as written that are known to be from elsewhere, as from the
     /// tracker of a process that the guest was in before.
     pub fn count_in(&self, pages: &PageSet) {
-        self.give_back(pages);
+        self.restore_dirty(pages);
     }
 
     /// Does `work` on all pages, shared among `threads` threads.
@@ -244,7 +244,7 @@ impl WriteTracker {
         (taken, result.err())
     }
 
-    fn give_back(&self, pages: &PageSet) {
+    fn restore_dirty(&self, pages: &PageSet) {
         let mut given_back = self.given_back.lock().unwrap_or_else(|locked| locked.into_inner());
         given_back.union_with(pages);
     }
@@ -293,7 +293,7 @@ impl DirtyLease<'_> {
 impl Drop for DirtyLease<'_> {
     fn drop(&mut self) {
         if let Some(tracker) = self.tracker {
-            tracker.give_back(&self.pages);
+            tracker.restore_dirty(&self.pages);
         }
     }
 }

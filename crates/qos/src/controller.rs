@@ -19,27 +19,27 @@
 //! read a moment after a job's end, when the thread waits for the next. Where it does
 //! not wait, being late, its jobs are counted together with those after.
 
-mod next;
-mod tell;
-mod threads;
+mod next_job;
+mod publish;
+mod thread_selection;
 
-use crate::hold::{Answer, LEAST_RUNTIME};
+use crate::cgroup_weight::Group;
 use crate::law::{Bounds, Demand, Job, Law, Stepwise};
 use crate::ledger::BY_WEIGHT;
-use crate::scribe::{Scribe, Ticket};
-use crate::weight::Group;
+use crate::ledger_writer::{LedgerWriter, Ticket};
+use crate::reservation::{Answer, LEAST_RUNTIME};
 use crate::{
-    Entry, Heartbeats, Hold, Ledger, Means, Owner, Port, Promise, QosError, SavedTask, Seen,
-    give_back,
+    Entry, Heartbeats, Ledger, Mechanism, Owner, Port, Promise, QosError, Reservations, SavedTask,
+    Seen, release,
 };
 use dewar_beat::{End, Line};
 use dewar_kernel::{KernelError, Pid, ProcessHandle, Task};
-use next::{FAR, NextJob, is_of_jobs};
+use next_job::{FAR, NextJob, is_of_jobs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
-use threads::Busy;
-pub use threads::Subject;
+use thread_selection::Busy;
+pub use thread_selection::Subject;
 
 /// After a job's end, until its thread waits for the next.
 const SETTLES: Duration = Duration::from_micros(200);
@@ -63,7 +63,7 @@ pub struct Target {
     /// How it is found.
     pub law: LawKind,
     /// By what.
-    pub means: Means,
+    pub means: Mechanism,
     /// Whether more may be promised than there is.
     pub overcommit: bool,
 }
@@ -95,12 +95,12 @@ pub struct Controller {
     ledger: Ledger,
     entry: Entry,
     /// Ends before the entry is removed.
-    scribe: Option<Scribe>,
+    ledger_writer: Option<LedgerWriter>,
     /// A thread that is taken hold of when that is written down.
     coming: Option<(SavedTask, Ticket)>,
     keeps_place: bool,
     subject: Subject,
-    hold: Hold,
+    hold: Reservations,
     laws: Vec<Box<dyn Law>>,
     counted: Vec<Counted>,
     heartbeats: Heartbeats,
@@ -144,7 +144,7 @@ impl Controller {
         let mut busy = Busy::default();
         let tasks = subject.first_tasks(&mut busy, target.promise.threads, target.promise.period());
         let helpers = subject.helpers(&tasks);
-        let by_weight = target.means == Means::Weight;
+        let by_weight = target.means == Mechanism::Weight;
         let processes = subject.processes();
         let plan = || Group::plan(subject.process.pid, &processes, &subject.name);
         let group = by_weight.then(plan).transpose()?;
@@ -168,18 +168,18 @@ impl Controller {
         };
         let all: Vec<Task> = tasks.iter().chain(&helpers).copied().collect();
         ledger.admit(&mut entry, &all, target.overcommit)?;
-        let take = || -> Result<(Heartbeats, Hold), QosError> {
+        let take = || -> Result<(Heartbeats, Reservations), QosError> {
             // Only now: somebody else may have listened there.
             let heartbeats = Heartbeats::new(port, target.promise.rate)?;
             group.as_ref().map_or(Ok(()), |group| group.make(&subject.processes()))?;
             let means = target.means;
-            let hold = Hold::take(&tasks, &helpers, &target.promise, means, group.clone())?;
+            let hold = Reservations::take(&tasks, &helpers, &target.promise, means, group.clone())?;
             Ok((heartbeats, hold))
         };
         let (heartbeats, hold) = take().inspect_err(|_| ledger.release(&entry))?;
         let now = Instant::now();
         let mut controller = Self {
-            scribe: Some(Scribe::start(ledger.clone())),
+            ledger_writer: Some(LedgerWriter::start(ledger.clone())),
             coming: None,
             keeps_place: false,
             ledger,
@@ -359,7 +359,7 @@ impl Controller {
     }
 
     fn may_rescue(&self) -> bool {
-        self.target.law == LawKind::Demand && self.target.means != Means::Weight
+        self.target.law == LawKind::Demand && self.target.means != Mechanism::Weight
     }
 
     /// Rescues threads that have had their promise though their job is not done.
@@ -409,8 +409,8 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         // Before anything that may wait for a disk.
-        give_back(&self.entry);
-        self.scribe = None;
+        release(&self.entry);
+        self.ledger_writer = None;
         if !self.keeps_place {
             self.ledger.release(&self.entry);
         } else if let Some(group) = &self.entry.group {

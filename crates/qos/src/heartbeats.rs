@@ -1,5 +1,5 @@
 //! What the guest says, bounded: a guest that writes nonsense, or too much, is not
-//! listened to for a while, and hurts nobody else.
+//! listened to for a while, and harms no other guest.
 
 use crate::QosError;
 use dewar_beat::{Line, MAX_LINE};
@@ -224,7 +224,7 @@ fn bind_for(path: &Path, user: u32) -> std::io::Result<UnixListener> {
         Ok(listener)
     };
     let bound = bind();
-    // Empty, whoever's it is.
+    // Empty, of any guest.
     let _ = fs::remove_dir(&own);
     bound
 }

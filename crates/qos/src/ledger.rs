@@ -1,24 +1,24 @@
-//! Who has been promised what, in files: one for each guest, and a lock.
+//! The CPU time that was promised to each guest, in files: one for each guest, and a lock.
 //!
 //! **The rule of admission.** A guest is admitted where what it may get at most
 //! (`max`, for each of its threads) fits beside what all others may get at most. So
 //! a guest that was admitted is never refused later. `overcommit` admits one
-//! nevertheless: from then on whoever asks the kernel first has what there is, and
+//! nevertheless: from then on the guest that asks the kernel first gets what there is, and
 //! the others, admitted before or not, may be refused a raise.
 //!
 //! An entry names how each thread was scheduled before. It is written before a
-//! thread is touched and removed when all are as they were. Whoever finds an entry
-//! whose controller is dead gives its threads back. While one cannot be read nobody
-//! is admitted: what it promises is not known. One from before the machine was
+//! thread is touched and removed when all are as they were. A command that finds an entry
+//! whose controller is dead gives its threads back. While an entry cannot be read no guest
+//! is admitted, since what it promises is not known. An entry from before the machine was
 //! restarted means nothing.
 //!
 //! **One ledger for a host.** CPUs are the host's, whatever roots its guests are under: all
 //! share one folder, and an entry's *scope* tells guests of one name apart. A thread that is
-//! in the class already is nobody's to promise again: who admitted it would take somebody
-//! else's promise for how it was before, and leave it there.
+//! in the class already is refused: its reservation would be taken for how it was scheduled
+//! before, and the thread be left there at the end.
 
-use crate::weight::Group;
-use crate::{QosError, give_back};
+use crate::cgroup_weight::Group;
+use crate::{QosError, release};
 use dewar_kernel::{KernelError, Reservation, Scheduling, Task, deadline_limit, reserved_tasks};
 use dewar_registry::ProcessId;
 use rustix::fs::{FlockOperation, flock};
@@ -251,7 +251,7 @@ impl Ledger {
     }
 
     /// Admits a guest, by the rule above, and enters it with how `tasks` are scheduled
-    /// now: whoever had them before has given them back.
+    /// now: the controller before has given them back.
     ///
     /// # Errors
     /// Where there is no room, somebody serves it or one of its threads, or an entry
@@ -309,7 +309,7 @@ impl Ledger {
     pub fn release(&self, entry: &Entry) {
         // After a restart of the machine they are somebody else's.
         if entry.controller.is_of_this_boot() {
-            give_back(entry);
+            release(entry);
         }
         if let Some(group) = &entry.group {
             group.dissolve();
@@ -350,7 +350,7 @@ impl Ledger {
 
     /// Gives back what a controller that is dead held, whether its entry is still there or
     /// not. Not what another controller holds by now.
-    pub fn give_back_of(&self, entry: &Entry) {
+    pub fn release_entry(&self, entry: &Entry) {
         let Ok(_lock) = self.lock() else { return };
         let tasks: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();
         let others = self.entries();
@@ -360,7 +360,7 @@ impl Ledger {
         }
         match read(&self.path_of(entry)) {
             // The guest is another by now, with a controller of its own.
-            Ok(Some(now)) if is_anothers(&now) => give_back(entry),
+            Ok(Some(now)) if is_anothers(&now) => release(entry),
             _ => self.release(entry),
         }
     }

@@ -6,23 +6,23 @@
 //! - [`law`]: what was seen of a job in, the next reservation out. No clock, no
 //!   system calls.
 //! - [`Heartbeats`]: what the guest says, bounded.
-//! - [`Hold`]: threads under a reservation, and how they get out of it.
-//! - [`Ledger`]: who has been promised what; kept in files.
+//! - [`Reservations`]: threads under a reservation, and how they get out of it.
+//! - [`Ledger`]: the CPU time that was promised to each guest; kept in files.
 //! - [`Controller`]: the loop.
 #![forbid(unsafe_code)]
 
+mod cgroup_weight;
 mod controller;
 mod error;
 mod heartbeats;
-mod hold;
 pub mod law;
 mod ledger;
-mod scribe;
-mod weight;
+mod ledger_writer;
+mod reservation;
 
+pub use cgroup_weight::Group;
 pub use controller::{Controller, Ended, LawKind, Subject, Target};
 pub use error::QosError;
 pub use heartbeats::{Heartbeats, Port};
-pub use hold::{Hold, Means, end_rescues, give_back};
 pub use ledger::{BY_WEIGHT, Entry, Ledger, Owner, Promise, SavedTask, Seen, limit_of};
-pub use weight::Group;
+pub use reservation::{Mechanism, Reservations, end_rescues, release};

@@ -95,7 +95,7 @@ pub struct GuestRecord {
     /// The page server of a guest that was restored lazily; `server.json` tells
     /// how far it is.
     pub server: Option<ProcessId>,
-    /// What the last hand-over could not bring along, a sentence each: whoever finished it
+    /// What the last hand-over could not bring along, a sentence each: the process that finished it
     /// may have had nobody to tell.
     #[serde(default)]
     pub not_handed_over: Vec<String>,

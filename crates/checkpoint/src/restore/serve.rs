@@ -11,10 +11,10 @@
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
 
-use super::away::Away;
-use super::dead::{DeadRam, Kept};
+use super::crashed_ram::{DeadRam, Kept};
 use super::hot_pages;
-use super::missing::Missing;
+use super::pending_pages::Missing;
+use super::unavailable_stores::Away;
 use crate::CheckpointError;
 use crate::frames::{Group, Together, grouped, read_with};
 use crate::work::{Pieces, Workers, urgently};

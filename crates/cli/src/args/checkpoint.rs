@@ -82,7 +82,7 @@ pub enum DedupChoice {
     /// are compared byte by byte.
     Image,
     /// In the newest 64 checkpoints of the store that were taken so, by BLAKE3; none of them can be
-    /// deleted meanwhile. Whoever sees the size of a
-    /// checkpoint can then tell whether other guests have a page.
+    /// deleted meanwhile. From the size of a
+    /// checkpoint one can then tell whether other guests have a page.
     Store,
 }

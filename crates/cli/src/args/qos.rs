@@ -83,7 +83,7 @@ pub enum ByChoice {
 }
 
 #[derive(Debug, Args)]
-pub struct KeeperArgs {
+pub struct WatchdogArgs {
     pub name: String,
 }
 

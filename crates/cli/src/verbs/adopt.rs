@@ -1,5 +1,5 @@
 use crate::args::AdoptArgs;
-use crate::context::{Context, make_way};
+use crate::context::{Context, clear_predecessor};
 use crate::failure::{Code, Failure};
 use crate::verbs::doctor::require_tracking;
 use dewar_guest_qemu::cmdline::{arguments, file_paths};
@@ -18,7 +18,7 @@ pub fn run(context: &Context, args: AdoptArgs) -> Result<(), Failure> {
 
 fn adopt(context: &Context, args: &AdoptArgs) -> Result<(), Failure> {
     let folder = context.registry.guest(&args.name)?;
-    drop(make_way(&folder, None, false)?);
+    drop(clear_predecessor(&folder, None, false)?);
     let socket = std::path::absolute(&args.qmp).unwrap_or_else(|_| args.qmp.clone());
     let failed = |why: String| Failure::new(Code::Failed, format!("{}: {why}", socket.display()));
     let mut qmp = Qmp::connect(&socket).map_err(|error| {

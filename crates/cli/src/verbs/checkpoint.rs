@@ -1,16 +1,18 @@
-use crate::apart::own_session;
 use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
 use crate::context::{Context, attach};
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
 use crate::output::{foreign, milliseconds};
+use crate::own_session::own_session;
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking};
-use dewar_checkpoint::{Base, Beside, CheckpointOptions, Observer, Step, Taken, checkpoint};
+use dewar_checkpoint::{
+    Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step, checkpoint,
+};
 use dewar_codec::Codec;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_guest_qemu::revive::excluded_disks;
+use dewar_guest_qemu::start_from_state::excluded_disks;
 use dewar_image::{Dedup, DirtyStore, EpochRecord, Location, Record, Store};
 use dewar_kernel::{OwnSession, available_memory};
 use dewar_registry::GuestFolder;
@@ -43,7 +45,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         buffer: args.buffer,
         codec: args.codec,
         dedup: dedup(args.dedup, args.hashes),
-        dirty: dirty_store.map(|store| Beside {
+        dirty: dirty_store.map(|store| DirtyStoreOptions {
             store,
             epoch: args.epoch,
             spread_pages: args.spread.map_or(0, |size| size.0 / PAGE_BYTES as u64),
@@ -74,7 +76,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     told["tracked"] = taken.by_tracking.into();
     told["max_pause_ms"] = (args.max_pause.as_secs_f64() * 1e3).into();
     context.print(told, &describe(&taken, &store.url(), args.max_pause));
-    if health == Health::Stuck {
+    if health == Health::IoStalled {
         let what = format!("the checkpoint of '{}' was made", args.name);
         return Err(Failure::new(Code::Attention, what)
             .state(health.to_string())
@@ -90,7 +92,7 @@ pub struct Wanted {
     pub buffer: Option<ByteSize>,
     pub codec: CodecChoice,
     pub dedup: Dedup,
-    pub dirty: Option<Beside>,
+    pub dirty: Option<DirtyStoreOptions>,
     pub session: Option<OwnSession>,
     pub tag: Option<String>,
 }
@@ -153,7 +155,7 @@ pub fn take(
     wanted: Wanted,
     progress: &Progress,
     guard: impl FnOnce(&QemuGuest) -> Result<Option<Pauses>, Failure>,
-) -> Result<Taken, Failure> {
+) -> Result<CheckpointOutcome, Failure> {
     let machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
     let tracking = Tracking::load(folder, guest.record())?;
@@ -205,7 +207,7 @@ pub fn take(
     };
     progress.stage("guarded");
     if let Some(tracking) = tracking {
-        tracking.strike_out(folder)?;
+        tracking.invalidate(folder)?;
     }
     // One that stood still before may stand still as long as it takes.
     let pauses = pauses.filter(|_| guest.health() == Health::Running);
@@ -233,7 +235,7 @@ fn explain(failure: Failure, health: &Health, has_one: impl FnOnce() -> bool) ->
     let failure = failure.state(format!("no checkpoint was made; {health}"));
     match health {
         Health::Unknown(_) => failure.attention().advice("'dewar ps' tries to put it right"),
-        Health::Stuck => failure.attention(),
+        Health::IoStalled => failure.attention(),
         Health::Gone if has_one() => failure.attention().advice(GONE),
         Health::Gone => failure.attention().advice("there is no checkpoint of it"),
         _ => failure,
@@ -281,7 +283,7 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
     })
 }
 
-fn describe(taken: &Taken, store: &str, max_pause: Duration) -> String {
+fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> String {
     let record = &taken.record;
     let summary = &record.summary;
     let counts = record.memory.counts;

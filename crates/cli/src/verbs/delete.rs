@@ -1,7 +1,7 @@
 use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
-use crate::replaced;
+use crate::replace_journal;
 use crate::server::ServerState;
 use dewar_image::{Deleted, ImageError, ImageId, Location, Store};
 use dewar_registry::{Frozen, Kept, Origin};
@@ -40,7 +40,7 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
         let name = &record.name;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         // Should the restore that is under way fail, that guest has its place again.
-        let replaced = replaced::kept(&folder)?.and_then(|before| before.origin);
+        let replaced = replace_journal::kept(&folder)?.and_then(|before| before.origin);
         let kept_in = |frozen: &Frozen| match &frozen.kept {
             Kept::InStore { store, image } => *image == id.0 && is_here(store),
             Kept::InPlace { .. } => false,

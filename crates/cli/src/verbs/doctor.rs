@@ -28,7 +28,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     if !unheld.is_empty() {
         findings.push(Finding {
             name: "reservations",
-            needed_for: "whoever else needs the CPU",
+            needed_for: "other programs that need the CPU",
             result: Err(unheld.iter().map(stray_line).collect::<Vec<_>>().join("; ")),
             required: false,
         });

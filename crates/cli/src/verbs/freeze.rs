@@ -3,13 +3,13 @@
 use crate::args::FreezeArgs;
 use crate::context::{Context, attach_within};
 use crate::failure::{Code, Failure, GONE};
+use crate::frozen_state::sums_of;
 use crate::guardian::Guardian;
-use crate::kept::sums_of;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{Tracking, written_before};
 use crate::verbs::checkpoint::{self, Wanted};
-use crate::verbs::each::Each;
+use crate::verbs::fan_out::Each;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{
@@ -60,7 +60,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     // It stands still as long as this takes.
     pauses.begin(None);
     progress.stage("stopping the guest");
-    // Where its files are is known from here on, whoever cleans up.
+    // From here on the record says where its files are, for the command that cleans up.
     let placed = GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() };
     folder.set_record(&placed)?;
     let frozen = match &store {
@@ -69,10 +69,10 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     };
     let frozen = frozen.inspect(|_| progress.signal_at("kept")).and_then(|frozen| {
         let record = GuestRecord { phase: Phase::Frozen, frozen: Some(frozen), ..checked.clone() };
-        guest.require_still()?;
+        guest.ensure_stopped()?;
         folder.set_record(&record)?;
         // Who let it run until now is heard; from here on it ends.
-        guest.require_still()?;
+        guest.ensure_stopped()?;
         Ok(record)
     });
     let record = match frozen {
@@ -80,7 +80,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
         Err(failure) => {
             // Should it say so already: it must not be ended for it.
             let _ = folder.set_record(&placed);
-            let _ = guest.put_back();
+            let _ = guest.rollback();
             pauses.end();
             folder.remove_kept(&checked.ram);
             let health = guest.health();
@@ -118,7 +118,7 @@ fn keep_in_place(
     let was_running = guest.health() == Health::Running;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
-        tracking.strike_out(folder)?;
+        tracking.invalidate(folder)?;
     }
     let bytes = stop_and_save(guest, checked)?;
     progress.stage("writing its state");

@@ -2,7 +2,7 @@ use crate::args::GcArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::progress::Progress;
-use crate::replaced;
+use crate::replace_journal;
 use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
 use dewar_image::{Collected, ImageId, Store};
@@ -76,7 +76,7 @@ fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
     for (folder, record) in context.guests()? {
         let name = record.name.clone();
         // Should a restore that is under way fail, the guest before has its place again.
-        let guests = [Some(record), replaced::kept(&folder)?].into_iter().flatten();
+        let guests = [Some(record), replace_journal::kept(&folder)?].into_iter().flatten();
         for origin in guests.filter_map(|it| it.origin).filter(Origin::disks_in_store) {
             let image = ImageId(origin.image);
             if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {

@@ -3,7 +3,7 @@ use crate::context::{Context, warn_of};
 use crate::failure::Failure;
 use crate::output::{ago, foreign, milliseconds, table};
 use crate::verbs::checkpoint::to_json;
-use dewar_guest_qemu::revive::excluded_disks;
+use dewar_guest_qemu::start_from_state::excluded_disks;
 use dewar_image::{ImageError, Record, Store};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};

@@ -1,12 +1,12 @@
 //! `qos`: a guest's threads under a reservation that follows what its jobs need.
 //!
-//! One process for each guest: this one. A second, the keeper, waits for its end
+//! One process for each guest: this one. A second, the watchdog, waits for its end
 //! and gives the threads back if it was killed. If both were, the next command
 //! that looks at guests does (`Ledger::settle`).
 
-mod keeper;
 mod status;
 mod view;
+mod watchdog;
 
 use crate::args::{ByChoice, LawChoice, QosArgs};
 use crate::context::{Context, connect};
@@ -15,10 +15,9 @@ use crate::output::percent;
 use dewar_guest_qemu::cmdline::PORT_FILE;
 use dewar_kernel::{Scheduling, Task, end_signals};
 use dewar_qos::{
-    Controller, Ended, Entry, LawKind, Ledger, Means, Port, Promise, QosError, Subject, Target,
+    Controller, Ended, Entry, LawKind, Ledger, Mechanism, Port, Promise, QosError, Subject, Target,
 };
 use dewar_registry::{ProcessId, RegistryError};
-use keeper::Keeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use std::fs::DirBuilder;
@@ -28,9 +27,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use view::View;
+use watchdog::Watchdog;
 
-pub use keeper::keep;
 pub use status::stray_line;
+pub use watchdog::keep;
 
 /// The real-time priority of the controller: it must run when a job ends, before a
 /// thread that it rescues.
@@ -46,7 +46,7 @@ pub fn run(context: &Context, args: QosArgs) -> Result<(), Failure> {
         _ if args.status => status::run(context, &ledger, &args),
         (Some(name), _) if args.release => release(context, &ledger, name),
         (None, _) if args.release => release_unheld(context, &ledger, args.pid.unwrap_or(0)),
-        (Some(name), Some(rate)) if args.detach => keeper::detached(context, name, rate, &ledger),
+        (Some(name), Some(rate)) if args.detach => watchdog::detached(context, name, rate, &ledger),
         (Some(name), Some(rate)) => serve(context, &ledger, name, rate, &args),
         _ => Err(Failure::new(Code::Usage, "a name and a --target are needed")),
     }
@@ -78,7 +78,7 @@ fn serve(
     args: &QosArgs,
 ) -> Result<(), Failure> {
     let mut subject = find(context, name, args)?;
-    let mut keeper = Keeper::start(context, name)?;
+    let mut watchdog = Watchdog::start(context, name)?;
     go_ahead();
     let stop = end_signals().map_err(QosError::from)?;
     let view = View::start();
@@ -90,35 +90,35 @@ fn serve(
     let log = folder.join(format!("{name}.log"));
     loop {
         let mut controller = begin(context, ledger, &subject, rate, args)?;
-        keeper.hold(controller.entry());
+        watchdog.hold(controller.entry());
         if std::mem::take(&mut waits) {
-            keeper::say_ready(&log);
+            watchdog::say_ready(&log);
         }
         let ended = controller.run(stop.as_fd(), |entry| {
             view.show(line(entry));
-            keeper.hold(entry);
-            keeper.beat();
+            watchdog.hold(entry);
+            watchdog.beat();
         })?;
         let entry = controller.entry().clone();
         add(&mut seen, entry.clone());
         if ended == Ended::Stopped {
-            keeper::forget_log(&log);
+            watchdog::forget_log(&log);
             break;
         }
         // It may go on in another QEMU; nobody is given its place meanwhile. Should
-        // we fail, the keeper gives it up.
+        // we fail, the watchdog gives it up.
         controller.keep_place();
         match successor(context, &subject, args, stop.as_fd())? {
             Some(next) => subject = next,
             None => {
                 // While nobody else can have that name.
-                keeper::forget_log(&log);
+                watchdog::forget_log(&log);
                 ledger.release(&entry);
                 break;
             }
         }
     }
-    keeper.dismiss();
+    watchdog.dismiss();
     drop(view);
     if let Some(entry) = seen {
         let mut told = status::told(&entry);
@@ -146,8 +146,8 @@ fn begin(
     let QosArgs { miss, min, max, .. } = *args;
     let promise = Promise { rate, miss, min, max, threads };
     let means = match args.by {
-        ByChoice::Weight => Means::Weight,
-        _ => Means::Deadline { reclaim: args.reclaim },
+        ByChoice::Weight => Mechanism::Weight,
+        _ => Mechanism::Deadline { reclaim: args.reclaim },
     };
     let law = match (args.law, args.patience) {
         (LawChoice::Demand, _) => LawKind::Demand,
@@ -162,7 +162,7 @@ fn begin(
         Err(QosError::NoDeadlines(why)) if args.by == ByChoice::Auto => {
             // Nobody may be there to hear it.
             let _ = writeln!(std::io::stderr(), "dewar: {why}; giving CPU time by weight instead");
-            start(Target { means: Means::Weight, ..target })
+            start(Target { means: Mechanism::Weight, ..target })
         }
         result => result,
     };
@@ -236,7 +236,7 @@ fn successor(
         {
             match find(context, &before.name, args) {
                 Ok(subject) => return Ok(Some(subject)),
-                // Whoever moves it is still at work, or took it for a checkpoint: that may
+                // The command that moves it is still at work, or took it for a checkpoint: that may
                 // take minutes.
                 Err(_) if matches!(folder.lock(), Err(RegistryError::Locked(_))) => {
                     began = Instant::now();
@@ -273,7 +273,7 @@ fn release(context: &Context, ledger: &Ledger, name: &str) -> Result<(), Failure
         Failure::new(Code::NotFound, format!("'{name}' has no reservation"))
             .advice("'dewar qos --status' lists them")
     })?;
-    keeper::ask_to_end(entry.controller);
+    watchdog::ask_to_end(entry.controller);
     if !entry.controller.ends_within(BETWEEN) {
         let what = format!("process {} does not end", entry.controller.pid);
         return Err(Failure::new(Code::Failed, what).state("the reservation holds"));

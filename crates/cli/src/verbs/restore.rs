@@ -1,8 +1,8 @@
 //! `restore`: plan, make files, start QEMU, serve or fill memory, load the
 //! device state, run.
 //!
-//! Until the guest runs its record says `restoring`: whoever finds it so ends
-//! the QEMU, which never ran, and starts over. From then on a dead page server
+//! Until the guest runs its record says `restoring`: the next command that finds it so ends
+//! the QEMU, which never ran the guest, and starts over. From then on a dead page server
 //! is replaced by the next `restore`.
 
 mod new_identity;
@@ -10,14 +10,14 @@ mod predecessor;
 
 use crate::args::RestoreArgs;
 use crate::clock::{Clock, bring_forward};
-use crate::context::{Context, Held, lacks_server, make_way, qmp_failure};
+use crate::context::{Context, LockedGuest, clear_predecessor, lacks_server, qmp_failure};
+use crate::deferred_free::OldRam;
 use crate::failure::{Code, Failure};
-use crate::kept::{all_forwarded, listed};
-use crate::old_ram::OldRam;
+use crate::frozen_state::{all_forwarded, listed};
 use crate::output::foreign;
 use crate::progress::Progress;
 use crate::ram_dir::ram_dir;
-use crate::replaced;
+use crate::replace_journal;
 use crate::server;
 use crate::verbs::doctor::require_tracking;
 use crate::verbs::run::ram_files;
@@ -26,7 +26,7 @@ use dewar_guest_qemu::cmdline::require_sockets;
 use dewar_guest_qemu::freeze::forward_again;
 use dewar_guest_qemu::identity::renew_generation;
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
-use dewar_guest_qemu::revive::{
+use dewar_guest_qemu::start_from_state::{
     Revival, ReviveError, SavedDisk, excluded_disks, plan_revival, start,
 };
 use dewar_guest_qemu::{
@@ -80,23 +80,23 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
     };
     let folder = context.registry.guest(&name)?;
     let mut lock = folder.lock()?;
-    replaced::end_unfinished(&folder)?;
+    replace_journal::end_unfinished(&folder)?;
     let mut before = folder.record_if_any()?;
     if let Some(record) = before.clone().filter(|_| args.replace) {
-        let taken = Held { folder: folder.clone(), record, lock };
+        let taken = LockedGuest { folder: folder.clone(), record, lock };
         lock = end_predecessor(context, &args, &store, &image, taken)?;
         before = folder.record_if_any()?;
     }
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(args.ram_dir.clone());
-    let mut old_ram = OldRam::new(make_way(&folder, Some(&ram_dir), thawing)?);
+    let mut old_ram = OldRam::new(clear_predecessor(&folder, Some(&ram_dir), thawing)?);
     let mut coming = 0;
     let needed = image.record().memory.pages * PAGE_BYTES as u64;
     let room = context.ram_room(&name, &ram_dir, args.overcommit);
     let free = room.map_or(0, |room| room.left());
     if free < needed {
         dead.clear();
-        coming = old_ram.give_back(&ram_dir);
+        coming = old_ram.free(&ram_dir);
         if args.eager || free.saturating_add(coming) < needed {
             // All of it is written to at once, or whether it fits is still to be seen.
             old_ram.wait();
@@ -114,7 +114,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         let device_state = image.blob("device state", &image.record().device_state)?;
         hot_pages(&image)?;
         let disks = saved_disks(&store, &image, &folder, &mut made)?;
-        before.as_ref().map_or(Ok(()), |before| replaced::keep(&folder, before))?;
+        before.as_ref().map_or(Ok(()), |before| replace_journal::keep(&folder, before))?;
         Ok((device_state, disks))
     };
     let read = read();
@@ -138,7 +138,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         thawing,
     );
     if let Err(failure) = result {
-        replaced::end_loading(&folder)?;
+        replace_journal::end_loading(&folder)?;
         let now = folder.record_if_any();
         if !now.is_ok_and(|now| !now.is_some_and(|record| record.process.is_seen())) {
             // It was loaded and may run at any moment: its files are in use.
@@ -148,7 +148,7 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
                 .advice("the next dewar command that looks at it tries again"));
         }
         remove_files(&made);
-        if let Err(why) = replaced::put_back(&folder) {
+        if let Err(why) = replace_journal::rollback(&folder) {
             let state = format!("no guest was started, nor the one before put back: {why}");
             return Err(failure.attention().state(state).advice("'dewar ps' tries again"));
         }
@@ -156,8 +156,8 @@ fn restore(context: &Context, args: RestoreArgs, thawing: bool) -> Result<(), Fa
         return Err(failure.state("no guest was started"));
     }
     let Restored { record, state, reused, unforwarded, identity } = result?;
-    // Where this fails, whoever looks at the guest next does it.
-    let _ = replaced::forget(&folder);
+    // If this fails, the next command that looks at the guest does it.
+    let _ = replace_journal::forget(&folder);
     if let Some(origin) = &record.origin {
         folder.remove_other_base_disks(&origin.disks);
     }

@@ -1,5 +1,5 @@
 use crate::args::RmArgs;
-use crate::context::{Context, Held, connect};
+use crate::context::{Context, LockedGuest, connect};
 use crate::failure::{Code, Failure};
 use crate::ram_dir::usual_dirs;
 use crate::tracking;
@@ -47,7 +47,7 @@ fn force(context: &Context, name: &str) -> Result<(), Failure> {
     let lock = folder.lock()?;
     let left = match folder.record() {
         Ok(record) => {
-            let mut held = Held { folder: folder.clone(), record, lock };
+            let mut held = LockedGuest { folder: folder.clone(), record, lock };
             let left = held.end().err();
             if let Some(failure) = left {
                 if held.record.process.is_alive() || holds_disks(&folder) {
@@ -82,7 +82,7 @@ fn holds_disks(folder: &GuestFolder) -> bool {
 
 /// Takes away what a checkpoint left in a QEMU for the next one: writes are not tracked any
 /// more, and nothing keeps its user from going back to a snapshot of his own.
-fn leave(held: &Held) -> Option<()> {
+fn leave(held: &LockedGuest) -> Option<()> {
     let mut qmp = connect(&held.record).ok()?;
     let removed = remove_bitmaps(&mut qmp).ok();
     let ram = map_backends(&mut qmp, &held.record).ok()?;

@@ -1,5 +1,5 @@
 use crate::args::RunArgs;
-use crate::context::{Context, make_way};
+use crate::context::{Context, clear_predecessor};
 use crate::failure::{Code, Failure};
 use crate::output::printable;
 use crate::ram_dir::ram_dir;
@@ -43,7 +43,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     if let Some(user) = QemuUser::of(&arguments).map_err(unfit)? {
         user.let_in(folder.root(), folder.root()).map_err(unfit)?;
     }
-    drop(make_way(&folder, Some(&ram_dir), false)?);
+    drop(clear_predecessor(&folder, Some(&ram_dir), false)?);
     let before = folder.record_if_any()?;
     let room = |folder: &Path| context.ram_room(&args.name, folder, args.overcommit);
     let owned_ram = make_ram_files(&plan.regions, 0, room)?;

@@ -1,5 +1,5 @@
 use crate::args::StopArgs;
-use crate::context::{Context, Held, connect, qmp_failure};
+use crate::context::{Context, LockedGuest, connect, qmp_failure};
 use crate::failure::{Code, Failure};
 use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::{Qmp, QmpError, RunState};
@@ -49,7 +49,7 @@ pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
 }
 
 /// Gives up what is kept of a frozen guest, which then is one that has ended.
-fn give_up(context: &Context, held: &mut Held, yes: bool) -> Result<(), Failure> {
+fn give_up(context: &Context, held: &mut LockedGuest, yes: bool) -> Result<(), Failure> {
     let name = held.record.name.clone();
     if !yes {
         return Err(would_lose(&held.record).advice(format!(
@@ -65,7 +65,7 @@ fn give_up(context: &Context, held: &mut Held, yes: bool) -> Result<(), Failure>
     Ok(())
 }
 
-impl Held {
+impl LockedGuest {
     /// Makes a guest that is frozen one that has ended.
     pub fn give_up_frozen(&mut self) -> Result<(), Failure> {
         // A QEMU that was to thaw it, or to end when it was frozen.

@@ -2,18 +2,20 @@
 
 use crate::args::{ClockChoice, RestoreArgs, StoreArgs, ThawArgs};
 use crate::clock::{Clock, bring_forward};
-use crate::context::{Context, Held};
+use crate::context::{Context, LockedGuest};
 use crate::failure::{Code, Failure};
-use crate::kept::{all_forwarded, check_memory, listed, read_state, settle_unthawed, unloadable};
+use crate::frozen_state::{
+    all_forwarded, check_memory, listed, read_state, settle_unthawed, unloadable,
+};
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::ram_dir::OWN;
 use crate::tracking::{self, Tracking};
-use crate::verbs::each::Each;
+use crate::verbs::fan_out::Each;
 use crate::verbs::restore;
 use dewar_guest_qemu::freeze::{forward_again, start};
 use dewar_guest_qemu::launch::kill;
-use dewar_guest_qemu::revive::{load_state, start as let_run};
+use dewar_guest_qemu::start_from_state::{load_state, start as let_run};
 use dewar_guest_qemu::{
     END_WITHIN, Qmp, QmpError, RunState, close_userfaultfd_device, map_ram_files,
     userfaultfd_origin,
@@ -36,7 +38,7 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     };
     let began = Instant::now();
     let progress = Progress::new("looking at the guest");
-    let Held { folder, record, lock } = context.hold(name)?;
+    let LockedGuest { folder, record, lock } = context.hold(name)?;
     let Some(frozen) = is_frozen(&record).cloned() else {
         return Err(Failure::new(Code::Failed, format!("guest '{name}' is not frozen")));
     };

@@ -7,7 +7,7 @@ use crate::guardian::Guardian;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::tracking::{self, Tracking, written_before};
-use crate::verbs::each::Each;
+use crate::verbs::fan_out::Each;
 use crate::verbs::run::find_program;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
@@ -47,7 +47,7 @@ fn upgrade(context: &Context, name: &str, args: &UpgradeArgs) -> Result<(), Fail
     let guardian = Guardian::start(context, name, None, guest.qmp(), &lock)?;
     progress.stage("starting the new QEMU");
     if let Some(tracking) = &tracking {
-        tracking.strike_out(&folder)?;
+        tracking.invalidate(&folder)?;
     }
     let result = move_guest(&mut guest, plan, tracking.as_ref(), &progress);
     drop(progress);

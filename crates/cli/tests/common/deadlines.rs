@@ -69,10 +69,10 @@ pub fn controller(lab: &Lab, name: &str) -> i32 {
     status(lab, name).expect("listed")["controller"].as_i64().expect("a process") as i32
 }
 
-pub fn keeper_of(controller: i32) -> i32 {
+pub fn watchdog_of(controller: i32) -> i32 {
     let children = format!("/proc/{controller}/task/{controller}/children");
     let children = std::fs::read_to_string(children).expect("children");
-    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a keeper")
+    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a watchdog")
 }
 
 /// A guest that hashes ten blocks a second.

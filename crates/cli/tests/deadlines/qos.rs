@@ -3,8 +3,8 @@
 
 use crate::common;
 use crate::common::deadlines::{
-    FIFO, SOON, Sleeper, alone, controller, hashing_guest, keeper_of, main_thread, qos, release,
-    runtime, scheduling, status, vcpus,
+    FIFO, SOON, Sleeper, alone, controller, hashing_guest, main_thread, qos, release, runtime,
+    scheduling, status, vcpus, watchdog_of,
 };
 use dewar_kernel::{Scheduling, Task, threads_of};
 use dewar_testkit::{
@@ -251,25 +251,25 @@ fn whoever_is_killed_the_threads_are_given_back() {
     let sleeper = Sleeper::new();
     let thread = main_thread(sleeper.pid());
     thread.schedule(Scheduling::ordinary(3)).expect("nice");
-    // The controller: its keeper sees to it.
+    // The controller: its watchdog sees to it.
     qos(&lab, "p", sleeper.pid(), &[]).done();
     assert!(runtime(thread).is_some());
     kill(controller(&lab, "p"), Signal::KILL);
-    wait_until("the keeper", SOON, || runtime(thread).is_none());
+    wait_until("the watchdog", SOON, || runtime(thread).is_none());
     assert_eq!(scheduling(thread), Scheduling::ordinary(3));
-    // Both: whoever looks next.
+    // Both: the next command finds it.
     qos(&lab, "p", sleeper.pid(), &[]).done();
     let pid = controller(&lab, "p");
-    let keeper = keeper_of(pid);
-    kill(keeper, Signal::KILL);
+    let watchdog = watchdog_of(pid);
+    kill(watchdog, Signal::KILL);
     kill(pid, Signal::KILL);
     wait_while_alive(pid);
     assert!(runtime(thread).is_some(), "nobody was left");
     lab.dewar(&["ps"]).done();
     assert_eq!(scheduling(thread), Scheduling::ordinary(3));
-    // The keeper alone: the guest is served on.
+    // The watchdog alone: the guest is served on.
     qos(&lab, "p", sleeper.pid(), &[]).done();
-    kill(keeper_of(controller(&lab, "p")), Signal::KILL);
+    kill(watchdog_of(controller(&lab, "p")), Signal::KILL);
     assert!(status(&lab, "p").is_some());
     // The guest.
     let pid = controller(&lab, "p");
@@ -301,7 +301,7 @@ fn a_controller_that_is_stopped_holds_nobody_ahead() {
         assert!(began.elapsed() < Duration::from_secs(20), "it was never let run on");
         std::thread::sleep(Duration::from_micros(200));
     }
-    wait_until("the keeper", Duration::from_secs(10), || !is_ahead());
+    wait_until("the watchdog", Duration::from_secs(10), || !is_ahead());
     release(&lab, "p");
     assert_eq!(scheduling(thread), Scheduling::ordinary(0));
 }
@@ -447,7 +447,7 @@ fn without_deadlines_the_weight_of_a_group_does() {
     qos(&lab, "weighed", sleeper.pid(), &[]).done();
     assert!(group());
     kill(controller(&lab, "weighed"), Signal::KILL);
-    wait_until("the keeper", SOON, || !group());
+    wait_until("the watchdog", SOON, || !group());
 }
 
 /// What the group of a process weighs, as a multiple of the usual weight.
@@ -554,7 +554,7 @@ fn another_root_gives_nothing_twice() {
     assert_eq!(scheduling(main_thread(one.pid())), before);
 }
 
-/// Nothing but the keeper knows how the threads were: they are given back all the same.
+/// Nothing but the watchdog knows how the threads were: they are given back all the same.
 #[test]
 fn a_lost_entry_leaves_no_thread_in_the_class() {
     let (_alone, lab) = alone();

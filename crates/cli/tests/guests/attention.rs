@@ -273,7 +273,7 @@ fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
     one.console = Console::connect(&one.folder.join("console")).expect("console");
     one.console.wait_ready(Duration::from_secs(120)).expect("boot");
 
-    // Whoever takes the risk learns why a guest ended.
+    // A user who takes the risk learns why a guest ended.
     run("two", &["--overcommit"]).done();
     let mut two = lab.reach("two").expect("guest");
     let one = std::thread::spawn(move || one.console.ask("fill 190 noise").is_ok());

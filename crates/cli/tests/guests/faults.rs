@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    fn put_back(&self) {
+    fn reset(&self) {
         match self {
             Place::Folder(folder, copy) => copied(copy, folder),
             Place::Redis(server) => copied_database(server, 1, 0),
@@ -124,7 +124,7 @@ fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[Stri
         dewar(&["gc"]).done();
         place.objects()
     };
-    place.put_back();
+    place.reset();
     let command = lab.command(&[line, &["--store", &url]].concat());
     let (output, calls) = calls_of(&command, CHANGES).expect("strace");
     assert!(output.status.success(), "{output:?}");
@@ -133,7 +133,7 @@ fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[Stri
     println!("{line:?} in {url}: {} changes", changes.len());
     assert!(changes.len() > 5, "{calls:?}");
     for call in changes {
-        place.put_back();
+        place.reset();
         let (output, spared) = with_fault(&command, CHANGES, call, Fault::Killed).expect("strace");
         let after = format!("after {line:?} killed at {}", call.text);
         assert!(spared.is_none() || output.status.success(), "{after}: {output:?}");

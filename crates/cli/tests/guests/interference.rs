@@ -67,7 +67,7 @@ fn who_is_stopped_or_let_run_meanwhile_stays_so() {
     let (_, _, said) = held.go_on();
     assert_eq!(status(&mut user), "running", "{said}");
 
-    // Whoever finds an old journal does not let run what its user has stopped.
+    // A command that finds an old journal does not let run what the user has stopped.
     let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
     let guardian = held.guardian().expect("guardian");
     kill(guardian, Signal::KILL);

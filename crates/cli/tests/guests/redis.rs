@@ -339,7 +339,7 @@ fn a_connection_is_encrypted_and_its_server_known() {
     guest.console.ask("verify").expect("consistent");
 }
 
-/// A server that was told to forget after checkpoints were put there: whoever looks hears it.
+/// A server that was told to forget after checkpoints were put there: every command that looks says so.
 #[test]
 fn a_server_that_may_forget_is_told_of() {
     let lab = common::lab();

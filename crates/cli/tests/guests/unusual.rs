@@ -130,7 +130,7 @@ fn descriptors_that_came_from_another_end_with_a_frozen_guest() {
     let mut guest = run(&lab, &["-add-fd", &format!("fd={},set=2", file.as_raw_fd())]);
     lab.dewar(&["freeze", "g"]).failed(4, &["-add-fd", "not touched"]);
     lab.dewar(&["upgrade", "g"]).failed(4, &["-add-fd", "not touched"]);
-    // Whoever restores a checkpoint may have them.
+    // The user that restores a checkpoint may have them.
     guest.console.ask("check 2000 1 none").expect("check");
     save_and_bring_back(&lab, &mut guest);
 }

@@ -1,7 +1,7 @@
 //! The command line of a restored guest: the user's own, with other RAM files
 //! and other disk files.
 
-use super::exclusive::take_over;
+use super::exclusive_resources::take_over;
 use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
 use super::options::{Argument, Properties, Unsupported, arguments};

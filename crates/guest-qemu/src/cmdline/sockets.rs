@@ -1,6 +1,6 @@
 //! The unix sockets of a command line: those that QEMU listens on, which a second guest with
-//! that line would take away; and those that it connects to, where somebody must listen before
-//! it can be started again.
+//! that line would take away; and those that it connects to, on which a server must listen before
+//! QEMU can be started again.
 
 use super::files::DEVICES;
 use super::old_style::modern;

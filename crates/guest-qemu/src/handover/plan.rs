@@ -1,13 +1,13 @@
 //! What a hand-over needs, found out before anything is touched.
 
-use super::current::current_line;
+use super::command_line::current_line;
 use super::disks::stale_disk;
 use super::forwards;
-use super::holder::OpenFiles;
+use super::inherited_files::OpenFiles;
 use super::tap::TapHeader;
 use super::{HandoverError, SOCKET};
 use crate::cmdline::{
-    RunPlan, TakenOver, Unsupported, arguments, plan_run, take_over, without_ram_paths,
+    RunPlan, TakeoverPlan, Unsupported, arguments, plan_run, take_over, without_ram_paths,
 };
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
@@ -38,7 +38,7 @@ pub struct Plan {
     pub(super) files: Vec<OwnedFd>,
     /// The taps, and copies of them.
     pub(super) headers: (Vec<TapHeader>, Vec<OwnedFd>),
-    pub(super) taken: TakenOver,
+    pub(super) taken: TakeoverPlan,
     pub(super) forwards: Vec<Forward>,
     /// Whether QEMU tracks writes to disks, so that the tracking moves too.
     pub(super) bitmaps: bool,

@@ -1,15 +1,14 @@
 //! The headers of packets on a tap.
 //!
-//! How long the header is that comes before each packet belongs to the tap, not to
-//! whoever has it open (`TUNSETVNETHDRSZ`). A QEMU that starts sets it to the
-//! shortest, until it has loaded what the guest negotiated; a guest that runs in
-//! another QEMU meanwhile would find its packets out of place. So it is kept as it
-//! was, by looking again and again, and once more when the new QEMU waits: from then on
-//! until it loads the guest it is right even where nobody looks any more.
+//! The length of the header before each packet belongs to the tap, not to the process
+//! that has it open (`TUNSETVNETHDRSZ`). A QEMU that starts sets it to the
+//! shortest, until it has loaded what the guest negotiated. A guest that runs in
+//! another QEMU meanwhile would find its packets out of place. So the command sets the length
+//! back: again and again while the new QEMU starts, and once more when that waits. From then on
+//! the new QEMU does not change it until it loads the guest.
 //!
-//! (A starting QEMU also turns offloads off, which nobody can ask for; without them
-//! packets come right, and a little slower. The one that gets the guest turns them on
-//! again.)
+//! (A starting QEMU also turns offloads off. There is no call that tells which were on. Without
+//! them packets arrive right, a little slower. The QEMU that gets the guest turns them on again.)
 
 use dewar_kernel::{Pid, ProcessHandle, set_tap_header_bytes, tap_header_bytes};
 use dewar_registry::ProcessId;

@@ -23,7 +23,7 @@ impl Store {
     }
 
     /// Sees to it that nobody reads an image or deletes another until the deletion is
-    /// finished or dropped. Whoever could need the image has it from before.
+    /// finished or dropped. A reader that could need the image has it open from before.
     ///
     /// # Errors
     /// Where it is missing or being read.

@@ -58,7 +58,7 @@ impl<'s> ImageWriter<'s> {
         for (number, source) in self.sources() {
             let needed = self.lock().sources.get(&number).cloned().unwrap_or_default();
             if let Some((pages, _)) = self.keyed.as_ref().filter(|(_, own)| *own == number) {
-                // Also that it has them is known there, for whoever removes them.
+                // The server also knows now that it has them, for the command that removes them.
                 pages.begin(self.options.pages)?;
                 pages.require(&needed)?;
                 continue;

@@ -14,7 +14,7 @@
 //!    below the red zone.
 //! 3. One `PTRACE_SETREGSET` points the thread at a `syscall; ret` of its own
 //!    code, with our arguments, and its stack at that frame. Before this step
-//!    nothing has changed; after it the thread needs nobody: it makes the call,
+//!    nothing has changed; after it the thread does not need us: it makes the call,
 //!    returns into the restorer, and the kernel puts back every register as it
 //!    does after a signal handler. We may die at any instant.
 //! 4. If we live we watch the call's entry and exit to learn its result, and

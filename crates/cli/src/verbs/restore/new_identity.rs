@@ -7,7 +7,7 @@
 use crate::failure::{Code, Failure};
 use crate::output::foreign;
 use dewar_guest_qemu::identity::{NewAddress, cards, renew_addresses, set_links};
-use dewar_guest_qemu::revive::{Machine, ReviveError};
+use dewar_guest_qemu::start_from_state::{Machine, ReviveError};
 use dewar_guest_qemu::{Agent, Qmp, QmpError, RunState};
 use dewar_registry::GuestRecord;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The guest whose name a restored one is to have.
 
 use crate::args::RestoreArgs;
-use crate::context::{Context, Held};
+use crate::context::{Context, LockedGuest};
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use dewar_checkpoint::restore::hot_pages;
@@ -17,7 +17,7 @@ pub fn end_predecessor(
     args: &RestoreArgs,
     store: &Store,
     image: &ImageReader,
-    mut before: Held,
+    mut before: LockedGuest,
 ) -> Result<GuestLock, Failure> {
     let stays = |failure: Failure| failure.state("the guest that has its name was left as it is");
     let whole = || -> Result<(), ImageError> {

@@ -103,7 +103,7 @@ impl<'l> Bench<'l> {
     }
 
     pub fn measure(&mut self, load: &Load, way: &Way, hogs: &Hogs) -> Result<Row> {
-        // Whoever was promised CPU time keeps it for a period.
+        // A thread that was promised CPU time keeps it for a period.
         std::thread::sleep(Duration::from_millis(100));
         let outside = if *way == Way::Ahead { self.outside()? } else { None };
         let mut running = self.start(&load.steps)?;

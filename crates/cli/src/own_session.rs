@@ -1,17 +1,15 @@
 //! A command in a session of its own: as a child of itself.
 //!
-//! What works beside a guest shall have the CPU time that nobody else wants. Where
-//! the scheduler takes sessions for groups, a guest is of another group than the
-//! command, which must make its session weigh little then ([`OwnSession`]). So
-//! the session must be its own: a shell's other programs are not ours to slow.
-//! Whom a shell started leads a group of processes and can make no session
-//! (setsid(2)); its child can.
+//! A command that works beside a running guest shall use only CPU time that nothing else wants.
+//! Where the scheduler takes sessions for groups (autogroup), the command and the guest are in
+//! different groups, and the command lowers the weight of its session ([`OwnSession`]). The session
+//! must be its own: the shell's other programs must not become slower. A command that a shell started
+//! leads a process group and cannot make a session (setsid(2)); its child can.
 //!
-//! The parent is the child to all who deal with the command: it stops and ends as the
-//! child does, with its exit code or by its signal. The other way round, who ends the
-//! parent ends the child, at once (PR_SET_PDEATHSIG(2const)); a guardian sees to the rest,
-//! as ever. Who stops the parent does not stop the child: a guest may stand still
-//! for it.
+//! The parent stands for the child: it stops and ends as the child does, with its exit code or by its
+//! signal. If the parent ends, the kernel ends the child at once (PR_SET_PDEATHSIG(2const)), and the
+//! guardian brings the guest back. If the parent is stopped (SIGSTOP), the child goes on: a guest may
+//! be paused and wait for it.
 
 use crate::failure::{Code, Failure};
 use dewar_kernel::{OwnSession, are_sessions_groups, detach};

@@ -1,5 +1,5 @@
-//! What is to be undone, in the guest's folder and in memory: somebody may take the folder's
-//! files from us.
+//! What is to be undone, in the guest's folder and in memory: the user may remove the folder's
+//! files meanwhile.
 
 use super::QemuGuest;
 use crate::journal::Journal;
@@ -26,7 +26,7 @@ impl QemuGuest {
         Ok(())
     }
 
-    /// Writes the journal again where its file is gone: whoever puts the guest back goes
+    /// Writes the journal again where its file is gone: the process that puts the guest back goes
     /// by that. Where this fails it is let run, at least.
     pub(super) fn note_again(&mut self) -> Result<(), GuestError> {
         let Some(noted) = self.noted.clone() else { return Ok(()) };

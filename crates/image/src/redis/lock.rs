@@ -1,12 +1,12 @@
-//! Holding an object in Redis: a lease with an end, which a thread of ours puts
-//! off again and again.
+//! Locks of objects in Redis: each has an end, which a thread of ours moves ahead
+//! again and again.
 //!
 //! Holders are members of a sorted set whose scores are the times, by the
-//! server's clock, at which their holds run out. A holder that could not put
-//! off its end in time has *lost* its hold, though nobody else may have taken
-//! it: one alone is never renewed after its end, since what it guards may have been
-//! swept in between. One who shares an object takes it again, as long as the object
-//! is there and nobody has it alone: it is removed before what it stands for.
+//! server's clock, at which their locks end. A holder that could not move its
+//! end in time has *lost* its lock, even if no other command took it.
+//! An exclusive lock is never renewed after its end, since what it guards may have been
+//! swept in between. A shared lock is taken again, if the object
+//! is still there and no command has it exclusively: an object is removed before what it stands for.
 
 use super::Shared;
 use crate::ImageError;

@@ -9,8 +9,8 @@
 //! `-virtfs` in their order, then those of `-drive if=virtio`, then those of `-device` with
 //! JSON (`qemu_create_cli_devices` in system/vl.c).
 
-use super::current::CurrentError;
-use super::plugged::{NAMED, NAMELESS, get};
+use super::command_line::CurrentError;
+use super::hotplug::{NAMED, NAMELESS, get};
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, monitor};
 use serde_json::Value;
@@ -51,12 +51,12 @@ impl Bus {
 
 /// Places that are free now, since a device of the command line is gone.
 #[derive(Debug, Default)]
-pub(super) struct Freed {
+pub(super) struct VacatedSlots {
     kinds: Vec<Bus>,
     on_the_first_bus: bool,
 }
 
-impl Freed {
+impl VacatedSlots {
     /// Notes the option of a device that is gone, or not where the line had it.
     pub(super) fn note(&mut self, gone: &Argument<'_>) {
         let Some(option) = gone.value.and_then(|value| Properties::parse(value).ok()) else {

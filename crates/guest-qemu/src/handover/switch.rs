@@ -1,6 +1,6 @@
 //! Starting the new QEMU and moving the guest.
 
-use super::fate::{Fate, fate};
+use super::outcome::{Outcome, outcome};
 use super::tap::{self, TapKeeper};
 use super::{
     Handover, HandoverError, Plan, SOCKET, Stage, back, forward, forwards, refuse_what_changed,
@@ -167,7 +167,7 @@ impl Waiting<'_> {
         let Some(mut new) = self.new.take() else {
             return Err(self.refused("it ended while it waited"));
         };
-        // Whoever wanted to track it has begun.
+        // A tool that wanted to track it has begun.
         close_userfaultfd_device(&mut new);
         // What the host caches of its disks must not be written in the pause.
         self.guest.flush()?;
@@ -195,8 +195,8 @@ impl Waiting<'_> {
             Err(error) => return Err(self.refused(&error.to_string())),
         }
         step("begun");
-        match fate(&self.handover, &folder, Some(old), Some(new)) {
-            Fate::Moved(new) => {
+        match outcome(&self.handover, &folder, Some(old), Some(new)) {
+            Outcome::Moved(new) => {
                 step("resumed");
                 self.done = true;
                 let handover = self.handover.clone();
@@ -206,11 +206,11 @@ impl Waiting<'_> {
                 let lives = moved.record.process.is_alive();
                 if lives { Ok(moved) } else { Err(HandoverError::Crashed) }
             }
-            Fate::Stayed => Err(self.refused(match self.guest.record.process.is_alive() {
+            Outcome::Stayed => Err(self.refused(match self.guest.record.process.is_alive() {
                 true => "the guest went on where it was",
                 false => "the QEMU before ended",
             })),
-            Fate::Unknown => {
+            Outcome::Unknown => {
                 self.done = true;
                 let record = &self.guest.record;
                 Err(HandoverError::Unknown(record.name.clone(), record.process.pid))

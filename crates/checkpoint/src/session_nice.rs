@@ -3,10 +3,11 @@
 //! | | |
 //! |---|--:|
 //! | idle threads are at work | 19 |
-//! | they are, and some have starved | 5 |
-//! | nobody is; or others wait for this process | 0 |
+//! | they are, and some got no CPU time for too long | 5 |
+//! | no idle thread is; or other processes wait for this one | 0 |
 //!
-//! Without a session of its own that can be weighed the work is as right, only less kind.
+//! Without a session of its own that can be weighed the work is done as well, but takes more
+//! CPU time from others.
 
 use dewar_kernel::OwnSession;
 use std::sync::{Mutex, MutexGuard, PoisonError};

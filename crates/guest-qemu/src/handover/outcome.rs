@@ -24,7 +24,7 @@ const LISTENS: Duration = Duration::from_millis(3);
 const ASK_BOTH_EVERY: Duration = Duration::from_millis(20);
 
 /// In which QEMU the guest is.
-pub(super) enum Fate {
+pub(super) enum Outcome {
     /// In the new one; a connection to it, if it lives.
     Moved(Option<Qmp>),
     /// In the old one; the new one never ran it and is dead, or is to be ended.
@@ -35,16 +35,16 @@ pub(super) enum Fate {
 
 /// Waits until it is decided. `watched` is a connection to the new QEMU that was
 /// there when the stream began; without it, what it said before is not known.
-pub(super) fn fate(
+pub(super) fn outcome(
     handover: &Handover,
     folder: &GuestFolder,
     mut old: Option<&mut Qmp>,
     watched: Option<Qmp>,
-) -> Fate {
+) -> Outcome {
     let process = handover.new.filter(ProcessId::is_seen);
     let process = process.and_then(|new| ProcessHandle::open(Pid(new.pid)).ok());
     if watched.is_none() {
-        // Whoever was here before may have died between the last look and what it decided.
+        // The command before us may have died between its last look and its decision.
         process.iter().for_each(ProcessHandle::go_on);
     }
     let mut knows = watched.is_some();
@@ -56,14 +56,14 @@ pub(super) fn fate(
             // It may be too busy to answer yet.
             new = handover.connect_new(folder);
             if new.is_none() && Instant::now() > deadline {
-                return Fate::Unknown;
+                return Outcome::Unknown;
             }
             std::thread::sleep(POLL);
             continue;
         }
         let Some(qmp) = &mut new else { break };
         if qmp.resumes_within(LISTENS) {
-            return Fate::Moved(new);
+            return Outcome::Moved(new);
         }
         // Asked before the new one's status: a guest that stands still arrives
         // without RESUME, and what arrived in between must show there.
@@ -74,13 +74,13 @@ pub(super) fn fate(
         };
         match arrival(qmp, handover.was_running) {
             Ok(Arrival::Waiting) => knows = true,
-            Ok(Arrival::Moved) => return Fate::Moved(new),
-            Ok(Arrival::Stuck) => {
+            Ok(Arrival::Moved) => return Outcome::Moved(new),
+            Ok(Arrival::Stalled) => {
                 knows = true;
                 break;
             }
             // It may be ending; what it said before is still to be read.
-            Err(_) if qmp.has_resumed() => return Fate::Moved(None),
+            Err(_) if qmp.has_resumed() => return Outcome::Moved(None),
             Err(_) => break,
         }
         if over {
@@ -94,23 +94,23 @@ pub(super) fn fate(
         process.halt(HALTS_WITHIN);
         if new.as_mut().is_some_and(Qmp::has_resumed) {
             process.go_on();
-            return Fate::Moved(new);
+            return Outcome::Moved(new);
         }
     }
     if handover.new.is_some_and(|new| !kill(&new) && !new.is_seen()) {
-        return Fate::Unknown;
+        return Outcome::Unknown;
     }
     if new.as_mut().is_some_and(Qmp::has_resumed) {
-        return Fate::Moved(None);
+        return Outcome::Moved(None);
     }
     if knows || !handover.old.is_alive() {
-        return Fate::Stayed;
+        return Outcome::Stayed;
     }
     // Without our eyes on it all the while, only the old one's word that the
     // stream lacks its end says that the guest never ran in the new one.
     match old.map(settled_stream) {
-        Some(Stream::Broken) => Fate::Stayed,
-        _ => Fate::Unknown,
+        Some(Stream::Broken) => Outcome::Stayed,
+        _ => Outcome::Unknown,
     }
 }
 
@@ -118,7 +118,7 @@ enum Arrival {
     Waiting,
     Moved,
     /// Loaded, but it cannot run.
-    Stuck,
+    Stalled,
 }
 
 /// How far the new QEMU is by its own word.
@@ -130,7 +130,7 @@ fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
         Some("paused" | "prelaunch") if was_running && !new.has_resumed() => {
             match new.execute("cont", json!({})) {
                 Ok(_) => Arrival::Moved,
-                Err(_) => Arrival::Stuck,
+                Err(_) => Arrival::Stalled,
             }
         }
         // It runs; or it stands still as it did before; or it ran and stopped.

@@ -1,6 +1,6 @@
 //! The files of a running QEMU that another one takes over.
 
-use super::current::netdevs;
+use super::command_line::netdevs;
 use super::tap::TapHeader;
 use crate::cmdline::{Holder, Listening};
 use crate::qmp::{Qmp, QmpError};

@@ -20,7 +20,7 @@ impl OldRam {
 
     /// Begins to give it back, beside whatever we do next. Returns how many bytes
     /// the file system of this folder will have more.
-    pub fn give_back(&mut self, folder: &Path) -> u64 {
+    pub fn free(&mut self, folder: &Path) -> u64 {
         let device = folder.metadata().map(|it| it.dev()).ok();
         let there = |file: &File| file.metadata().ok().filter(|it| Some(it.dev()) == device);
         // `st_blocks` is in units of 512 bytes (stat(2)).

@@ -1,6 +1,6 @@
 //! Displays over VNC: a port is one QEMU's, and is taken when the other has let go of it.
 
-use super::{Later, Rewriter, TakenOver, Unsupported};
+use super::{Later, Rewriter, TakeoverPlan, Unsupported};
 use crate::cmdline::Properties;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The port of VNC's display 0.
 const VNC_PORT: u16 = 5900;
 
-impl TakenOver {
+impl TakeoverPlan {
     /// A display over VNC that no option names: it goes on as one that an option names.
     pub(crate) fn vnc_at(&mut self, host: &str, port: &str, scratch: &Path) {
         self.later.push(listening_at(host, port));

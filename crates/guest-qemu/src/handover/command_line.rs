@@ -1,11 +1,11 @@
 //! The command line of a guest as it is now: the one that it was started with, less
 //! what was unplugged, and with what was plugged in, by QEMU's own word.
 
+use super::bus_addresses::{VacatedSlots, makes};
 use super::defaults::keep_defaults;
 use super::disks::on_its_snapshots;
-use super::media::without_ejected;
-use super::places::{Freed, makes};
-use super::plugged::{Device, arguments_of, devices, refuse_nameless};
+use super::ejected_media::without_ejected;
+use super::hotplug::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, QmpError, monitor};
@@ -55,7 +55,7 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
     let mut known = Vec::new();
     let mut networks = Vec::new();
     let mut nameless = 0;
-    let mut freed = Freed::default();
+    let mut freed = VacatedSlots::default();
     for argument in arguments(line) {
         let id = id_of(&argument);
         nameless += usize::from(makes_nameless(&argument, id.is_some()));

@@ -9,9 +9,9 @@
 //! - forwarded ports, VNC's port and the debugger's are left out, and opened
 //!   when the other has let go of them.
 //!
-//! In any case logs are appended to, nobody is waited for, and the guest is
-//! neither held at its start nor set back to a snapshot. Descriptors that came from another
-//! stay as they are where the QEMU before is gone: whoever starts the next may hand it the same.
+//! In any case logs are appended to, QEMU does not wait for clients (`wait=off`), and the guest is
+//! neither held at its start nor set back to a snapshot. Descriptors that QEMU was given by its parent
+//! stay as they are if the QEMU before is gone: the process that starts the next may hand it the same.
 
 mod vnc;
 
@@ -100,7 +100,7 @@ pub enum Later {
 
 /// A command line and what belongs to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TakenOver {
+pub struct TakeoverPlan {
     /// The arguments.
     pub line: Vec<String>,
     /// What is to be renamed when the guest has moved.
@@ -126,8 +126,8 @@ pub fn take_over<'a>(
     scratch: &'a Path,
     holder: Option<&'a mut dyn Holder>,
     present: &'a Descriptors,
-) -> Result<TakenOver, Unsupported> {
-    let result = TakenOver::default();
+) -> Result<TakeoverPlan, Unsupported> {
+    let result = TakeoverPlan::default();
     let mut rewriter = Rewriter { folder, scratch, holder, present, result, made: 0 };
     rewriter.default_network(line);
     for argument in arguments(line) {
@@ -148,7 +148,7 @@ struct Rewriter<'a> {
     scratch: &'a Path,
     holder: Option<&'a mut dyn Holder>,
     present: &'a Descriptors,
-    result: TakenOver,
+    result: TakeoverPlan,
     /// Character devices made so far.
     made: usize,
 }
@@ -424,8 +424,8 @@ fn without_prealloc(mut object: Properties, value: &str) -> String {
     object.to_string()
 }
 
-/// The first option that names descriptors of the process: they end with it, unless whoever
-/// starts the next hands it the same.
+/// The first option that names descriptors of the process: they end with it, unless the
+/// process that starts the next hands it the same.
 pub fn inherited(line: &[String]) -> Option<String> {
     let names_fds = |argument: &Argument<'_>| match argument.name {
         "add-fd" => true,

@@ -8,7 +8,7 @@
 //! captured as without a dirty store.
 
 use crate::CheckpointError;
-use crate::bulk::{Capturing, Pass, Tally};
+use crate::bulk::{CaptureContext, Pass, Tally};
 use crate::epochs::Captures;
 use crate::work::{Pieces, cores};
 use dewar_guest::Guest;
@@ -25,7 +25,7 @@ const PIECE: u64 = 512;
 pub(crate) fn bulk_with_epochs<'t>(
     captures: &mut Captures<'t>,
     guest: &mut dyn Guest,
-    at: &Capturing<'_, 't>,
+    at: &CaptureContext<'_, 't>,
     pass: &Pass<'_>,
     every: Duration,
     tally: &Tally,
@@ -66,9 +66,9 @@ pub(crate) fn bulk_with_epochs<'t>(
 fn epoch<'t>(
     captures: &mut Captures<'t>,
     guest: &mut dyn Guest,
-    at: &Capturing<'_, 't>,
+    at: &CaptureContext<'_, 't>,
 ) -> Result<(), CheckpointError> {
-    let Capturing { ram, tracker, writer, workers, observer, .. } = *at;
+    let CaptureContext { ram, tracker, writer, workers, observer, .. } = *at;
     let began = Instant::now();
     let awaited = workers.awaited();
     let lease = tracker.take(cores())?;

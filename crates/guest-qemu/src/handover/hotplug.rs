@@ -1,14 +1,14 @@
 //! Devices, by QEMU's own word: which there are, which of them were plugged in
 //! since it started, and how they are plugged in again.
 //!
-//! QEMU tells all properties of a device, not which of them somebody set. Given again
+//! QEMU tells all properties of a device, not which of them its user set. Given again
 //! are those that differ from their defaults, and of those whose default it does not
-//! tell the ones that people set ([`WITHOUT_DEFAULTS`]). What an old machine type sets
+//! tell the ones that users do set ([`WITHOUT_DEFAULTS`]). What an old machine type sets
 //! by itself is among them; an older QEMU that does not know of it refuses it before the
 //! guest is touched. A device that stands on what cannot be given again is refused.
 
-use super::current::CurrentError;
-use super::places::as_written;
+use super::bus_addresses::as_written;
+use super::command_line::CurrentError;
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
 

@@ -22,7 +22,7 @@ impl Others {
         }
     }
 
-    fn give_back(&self) {
+    fn release(&self) {
         self.0.iter().for_each(|task| {
             task.schedule(Scheduling::ordinary(0)).expect("ordinary");
         });
@@ -63,15 +63,15 @@ fn beside(test: impl FnOnce(Task, &Others)) {
     });
 }
 
-const MEANS: Means = Means::Deadline { reclaim: false };
+const MEANS: Mechanism = Mechanism::Deadline { reclaim: false };
 
 fn promise() -> Promise {
     Promise { rate: 10.0, miss: 0.001, min: 0.05, max: 0.8, threads: 1 }
 }
 
 /// A hold on a thread, or a word that the test is skipped.
-fn take(test: &str, task: Task) -> Option<Hold> {
-    match Hold::take(&[task], &[], &promise(), MEANS, None) {
+fn take(test: &str, task: Task) -> Option<Reservations> {
+    match Reservations::take(&[task], &[], &promise(), MEANS, None) {
         Err(QosError::NoDeadlines(why)) => {
             println!("SKIPPED {test}: {why}");
             None
@@ -106,7 +106,7 @@ fn a_rescue_ends_also_where_there_is_no_room_to_come_back() {
         hold.tend(Instant::now()).expect("tended");
         let how = busy.scheduling().expect("how");
         assert_eq!(how, Scheduling::ordinary(HELPERS_NICE), "it does not stay ahead of all");
-        others.give_back();
+        others.release();
         std::thread::sleep(ms(250));
         hold.tend(Instant::now()).expect("tended");
         assert!(busy.scheduling().expect("how").reservation.is_some(), "it is promised again");
@@ -203,9 +203,9 @@ fn the_bandwidth_of_who_overran_is_waited_for() {
             // As much later as one that ran for five of its periods.
             scope.spawn(|| {
                 std::thread::sleep(ms(400));
-                others.give_back();
+                others.release();
             });
-            Hold::take(&[busy], &[], &promise(), MEANS, None).expect("taken")
+            Reservations::take(&[busy], &[], &promise(), MEANS, None).expect("taken")
         });
         assert!(hold.runtime(0) >= hold.min);
         busy.schedule(Scheduling::ordinary(0)).expect("ordinary");

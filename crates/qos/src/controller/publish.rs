@@ -2,7 +2,7 @@
 
 use super::Controller;
 use crate::SavedTask;
-use crate::scribe::Ticket;
+use crate::ledger_writer::Ticket;
 use dewar_kernel::Task;
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ impl Controller {
     }
 
     fn write_down(&mut self) -> Option<Ticket> {
-        self.scribe.as_mut()?.post(&self.entry)
+        self.ledger_writer.as_mut()?.post(&self.entry)
     }
 
     /// Has it written down how one more thread is scheduled, unless it is somebody
@@ -93,7 +93,7 @@ impl Controller {
 
     /// Takes hold of a thread that was announced, unless the kernel refuses.
     fn take_what_came(&mut self) {
-        let written = |ticket| self.scribe.as_ref().is_some_and(|it| it.has_written(ticket));
+        let written = |ticket| self.ledger_writer.as_ref().is_some_and(|it| it.has_written(ticket));
         let Some((saved, _)) = self.coming.take_if(|(_, ticket)| written(*ticket)) else { return };
         // It may have ended, and its number be another's.
         if saved.is_there() && self.hold.add(saved.task()) {

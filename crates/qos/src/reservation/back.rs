@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// Schedules a guest's threads as they were before; those that have ended need
 /// nothing. One that the guest made since got what the thread has that made it.
-pub fn give_back(entry: &Entry) {
+pub fn release(entry: &Entry) {
     entry.saved.iter().for_each(as_it_was);
     let Some(nice) = entry.helpers_nice().filter(|_| entry.process.is_seen()) else { return };
     let known: Vec<Task> = entry.saved.iter().map(SavedTask::task).collect();

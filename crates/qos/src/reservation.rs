@@ -1,7 +1,7 @@
 //! Threads under a reservation, and how they get out of it.
 //!
 //! How a thread was scheduled before is written down ([`SavedTask`]) before it is
-//! touched; [`give_back`] undoes it from that alone, whoever calls it.
+//! touched; [`release`] undoes it from that alone, in any process.
 //!
 //! ```text
 //!                 rescue                     time is up, or the job is done
@@ -15,20 +15,20 @@
 //! The kernel keeps the bandwidth of a thread that left `SCHED_DEADLINE` until its
 //! deadline, so there may be no room to come back at once. A rescue ends nevertheless.
 //!
-//! **A thread that would never run again.** One that left with its runtime used up, as
-//! a rescued one does, must not come back between its deadline and the time at which
-//! what it overran is worked off ([`dewar_kernel::Task`]'s module tells why). When its
-//! deadline is, is only guessed: one period after its job was released. So a rescue
-//! that ends late waits that time out; and whoever wants to run and is not let run for
-//! longer than a period, though it is promised, is taken out of the class and put back.
+//! **A thread that would never run again.** Kernel bug: a thread that leaves SCHED_DEADLINE with
+//! its runtime exhausted, as a rescued one does, and rejoins too early is never scheduled again
+//! ([`dewar_kernel::Task`]'s module tells when). We know its deadline only approximately: one
+//! period after its job was released. So a rescue that ends late waits until the overrun is worked
+//! off. A promised thread that wants to run and was not scheduled for longer than a period is taken
+//! out of the class and put back.
 
 mod back;
 mod held;
 
-pub use back::{end_rescues, give_back};
+pub use back::{end_rescues, release};
 use held::{Held, State};
 
-use crate::weight::Group;
+use crate::cgroup_weight::Group;
 use crate::{Promise, QosError};
 use dewar_kernel::{KernelError, Reservation, Scheduling, Task};
 use rustix::io::Errno;
@@ -50,17 +50,17 @@ const SHORTEST_RESCUE: Duration = Duration::from_micros(500);
 const ROOM_AGAIN: Duration = Duration::from_millis(2);
 /// By so much a guess of a thread's deadline may be too late, where its period is not
 /// short; a 32nd of it where it is.
-const GUESS: Duration = Duration::from_millis(1);
+const DEADLINE_ERROR: Duration = Duration::from_millis(1);
 /// For so long nobody is promised less because of a thread that left the class just
 /// before, and keeps its bandwidth until its deadline.
 const LEAVES_WITHIN: Duration = Duration::from_millis(200);
 /// One that overran keeps it for some periods more; for so long at most the least is waited
 /// for, rather than to give up.
-const LINGERS: Duration = Duration::from_secs(2);
+const OVERRUN_CHARGE_MAX: Duration = Duration::from_secs(2);
 /// The longest time between two ticks (HZ=100): a thread may overrun that much.
 const TICK: Duration = Duration::from_millis(10);
 /// The run time of a thread that runs may be old by so much.
-const OLD: Duration = Duration::from_millis(40);
+const RUNTIME_STALENESS: Duration = Duration::from_millis(40);
 /// The kernel takes no runtime below 1,024 ns.
 pub(crate) const LEAST_RUNTIME: Duration = Duration::from_micros(10);
 /// Periods that a thread stays out at most, whatever it overran.
@@ -68,7 +68,7 @@ const OUT: u32 = 8;
 
 /// How CPU time is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Means {
+pub enum Mechanism {
     /// `SCHED_DEADLINE`, for each thread.
     Deadline {
         /// Whether it may take what others have reserved and do not use.
@@ -90,18 +90,18 @@ pub(crate) enum Answer {
 
 /// Threads that are held.
 #[derive(Debug)]
-pub struct Hold {
+pub struct Reservations {
     period: Duration,
     min: Duration,
     max: Duration,
-    means: Means,
+    means: Mechanism,
     threads: Vec<Held>,
     group: Option<Group>,
     /// When it is next looked whether all get what they are promised.
     look_at: Instant,
 }
 
-impl Hold {
+impl Reservations {
     /// Takes hold of threads: each is promised the most that it may get, or as much of
     /// that as the kernel gives.
     ///
@@ -111,7 +111,7 @@ impl Hold {
         tasks: &[Task],
         helpers: &[Task],
         promise: &Promise,
-        means: Means,
+        means: Mechanism,
         group: Option<Group>,
     ) -> Result<Self, QosError> {
         let period = promise.period();
@@ -123,7 +123,7 @@ impl Hold {
         for index in 0..hold.threads.len() {
             hold.begin(index, look_at)?;
         }
-        if hold.means != Means::Weight {
+        if hold.means != Mechanism::Weight {
             helpers.iter().for_each(|task| raise(*task));
         }
         hold.weigh()?;
@@ -133,7 +133,7 @@ impl Hold {
     /// Promises a thread the most that it may get, or what there is of that. What others
     /// give back is waited for from `since` on, for all threads together.
     fn begin(&mut self, index: usize, since: Instant) -> Result<(), QosError> {
-        let lingers = (self.period * OUT).clamp(LEAVES_WITHIN, LINGERS);
+        let lingers = (self.period * OUT).clamp(LEAVES_WITHIN, OVERRUN_CHARGE_MAX);
         loop {
             let Err(error) = self.put(index) else { return Ok(()) };
             let is_busy = errno(&error) == Some(Errno::BUSY);
@@ -240,14 +240,14 @@ impl Hold {
         had: Duration,
         deadline: Instant,
     ) -> bool {
-        let guess = GUESS.min(self.period / 32);
+        let guess = DEADLINE_ERROR.min(self.period / 32);
         let held = &mut self.threads[index];
         // It is to be back before its deadline.
         let left = deadline.saturating_duration_since(now).saturating_sub(2 * guess);
         let room = self.max.saturating_sub(held.runtime).min(left);
         let may = held.state == State::Promised
             && held.rescue_from.is_none_or(|from| now >= from)
-            && matches!(self.means, Means::Deadline { .. })
+            && matches!(self.means, Mechanism::Deadline { .. })
             && room >= SHORTEST_RESCUE;
         if !may || held.schedule(Scheduling::ahead(RESCUE_PRIORITY)).is_err() {
             return false;
@@ -298,11 +298,11 @@ impl Hold {
     /// Takes those out of the class that want to run and have not for more than a
     /// period. Says when to look again.
     fn look_for_stuck(&mut self, now: Instant) -> Option<Instant> {
-        if self.means == Means::Weight {
+        if self.means == Mechanism::Weight {
             return None;
         }
         // Who has used up its runtime stands still for a period at most.
-        let long = self.period * 5 / 4 + OLD;
+        let long = self.period * 5 / 4 + RUNTIME_STALENESS;
         if now < self.look_at {
             return Some(self.look_at);
         }
@@ -346,13 +346,13 @@ impl Hold {
 
     /// Raises threads that are new, and none of those that are held.
     pub(crate) fn raise_helpers(&self, helpers: &[Task]) {
-        if self.means != Means::Weight {
+        if self.means != Mechanism::Weight {
             helpers.iter().for_each(|task| raise(*task));
         }
     }
 
     fn put(&self, index: usize) -> Result<(), KernelError> {
-        let Means::Deadline { reclaim } = self.means else { return Ok(()) };
+        let Mechanism::Deadline { reclaim } = self.means else { return Ok(()) };
         let held = &self.threads[index];
         let (runtime, period) = (held.runtime, self.period);
         held.there()?.reserve(Reservation { runtime, period, reclaim })

@@ -2,8 +2,8 @@
 //! checkpoint may still lie.
 //!
 //! A page is copied, the copy is compared with what the image knows of the page
-//! by a fingerprint, and the copy is used. So it does not matter who else writes
-//! to the file meanwhile.
+//! by a fingerprint, and the copy is used. So it does not matter if another process
+//! writes to the file meanwhile.
 
 use dewar_image::{Entry, ImageError, ImageReader, KnownPages};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};

@@ -1,8 +1,8 @@
-//! The processes beside a controller: the keeper, which gives the guest's threads
+//! The processes beside a controller: the watchdog, which gives the guest's threads
 //! back if the controller was killed, and the controller itself where it goes on in
 //! the background.
 
-use crate::args::KeeperArgs;
+use crate::args::WatchdogArgs;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::output::tell;
@@ -29,25 +29,25 @@ const SILENT_FOR: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 const READY: &str = "ready";
 /// Says to a controller that somebody waits for it to be ready.
 const WAITED_FOR: &str = "DEWAR_QOS_READY";
-/// How often, and how far apart, the keeper looks whether the controller is gone.
+/// How often, and how far apart, the watchdog looks whether the controller is gone.
 const TRIES: u32 = 200;
 const APART: Duration = Duration::from_millis(10);
 
 /// A process that waits for our end.
-pub struct Keeper {
+pub struct Watchdog {
     process: Child,
     /// How many threads it was told of, for which process.
     told: Option<(usize, ProcessId)>,
 }
 
-impl Keeper {
+impl Watchdog {
     pub fn start(context: &Context, name: &str) -> Result<Self, Failure> {
         let start = || {
             let mut command = Command::new(std::env::current_exe()?);
             command
                 .arg("--root")
                 .arg(context.registry.root())
-                .args(["__qos-keeper", name])
+                .args(["__qos-watchdog", name])
                 .env_remove(WAITED_FOR)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
@@ -55,7 +55,7 @@ impl Keeper {
             detach(&mut command).spawn()
         };
         let process = start().map_err(|error: std::io::Error| {
-            Failure::new(Code::Failed, format!("the keeper process did not start: {error}"))
+            Failure::new(Code::Failed, format!("the watchdog process did not start: {error}"))
         })?;
         Ok(Self { process, told: None })
     }
@@ -83,14 +83,14 @@ impl Keeper {
 
     /// Says that the guest is as it was.
     pub fn dismiss(mut self) {
-        // A keeper that was killed needs no word.
+        // A watchdog that was killed needs no word.
         let _ = self.process.stdin.take().map(|mut stdin| stdin.write_all(&[ALL_WELL]));
         let _ = self.process.wait();
     }
 }
 
-/// The keeper's own life.
-pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
+/// The watchdog's own life.
+pub fn keep(context: &Context, args: WatchdogArgs) -> Result<(), Failure> {
     super::go_ahead();
     let ledger = context.qos_ledger();
     let mut held: Option<Entry> = None;
@@ -121,7 +121,7 @@ pub fn keep(context: &Context, args: KeeperArgs) -> Result<(), Failure> {
     }
     // Its entry may be lost or unreadable: what we were told is as good.
     if let Some(entry) = held.filter(|entry| !entry.controller.is_alive()) {
-        ledger.give_back_of(&entry);
+        ledger.release_entry(&entry);
     }
     Ok(())
 }

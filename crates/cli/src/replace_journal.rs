@@ -1,5 +1,5 @@
-//! The dead guest that a restore takes the place of: its record and its disks are kept
-//! until the new one is loaded.
+//! The dead guest whose place a restore takes: its record and its disks are kept until the new
+//! guest is loaded.
 //!
 //! ```text
 //!  keep      guest.json is noted in replaced.json; then disk-N.qcow2 -> disk-N.qcow2.old
@@ -7,10 +7,10 @@
 //!     v        its guest is loaded, and may run from now on: forgotten
 //! ```
 //!
-//! `replaced.json` is written first and removed last. Whoever finds it knows by the guest's
-//! record what to do: as long as that names the dead guest's own process the restore came
-//! no further; while it says `restoring` and that QEMU lives, only who begins again, or gives
-//! up, may end it; after that the new guest has its place.
+//! `replaced.json` is written first and removed last. A command that finds it looks at the guest's
+//! record. If the record names the dead guest's process, the restore came no further: the command puts
+//! the dead guest back. If it says `restoring` and that QEMU lives, only a new `restore` or a `stop` may
+//! end it. After that the new guest has its place, and the file is removed.
 
 use crate::failure::{Code, Failure};
 use crate::verbs::stop::end;
@@ -34,7 +34,7 @@ pub fn kept(folder: &GuestFolder) -> Result<Option<GuestRecord>, Failure> {
 /// left to [`end_unfinished`].
 pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     match kept(folder)? {
-        Some(before) if record.process.is_same(&before.process) => put_back(folder),
+        Some(before) if record.process.is_same(&before.process) => rollback(folder),
         Some(_) if record.phase != Phase::Restoring => forget(folder),
         Some(_) if !record.process.is_alive() => end_unfinished(folder),
         _ => Ok(()),
@@ -44,7 +44,7 @@ pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure>
 /// Ends a QEMU whose restore was cut short before it ran, and brings the guest back in
 /// whose place it was to be.
 pub fn end_unfinished(folder: &GuestFolder) -> Result<(), Failure> {
-    if end_loading(folder)? { put_back(folder) } else { Ok(()) }
+    if end_loading(folder)? { rollback(folder) } else { Ok(()) }
 }
 
 /// Ends a QEMU that is being loaded, and gives its memory back; says whether there was one.
@@ -60,7 +60,7 @@ pub fn end_loading(folder: &GuestFolder) -> Result<bool, Failure> {
 
 /// Gives the guest that was not replaced its disks and its record back; where there was
 /// none, none is left.
-pub fn put_back(folder: &GuestFolder) -> Result<(), Failure> {
+pub fn rollback(folder: &GuestFolder) -> Result<(), Failure> {
     for old in old_disks(folder)? {
         let renamed = fs::rename(&old, old.with_extension(""));
         renamed.map_err(|error| failed("rename", &old, &error))?;

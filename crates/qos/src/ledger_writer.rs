@@ -17,29 +17,29 @@ pub(crate) struct Ticket(u64);
 
 /// A thread that writes.
 #[derive(Debug)]
-pub(crate) struct Scribe {
-    desk: Arc<Desk>,
+pub(crate) struct LedgerWriter {
+    desk: Arc<Queue>,
     asked: u64,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
-    sheet: Mutex<Sheet>,
+struct Queue {
+    sheet: Mutex<Slot>,
     something: Condvar,
     written: AtomicU64,
 }
 
 /// What is to be written next: the newest, or nothing; and whether that is all.
 #[derive(Debug, Default)]
-struct Sheet {
+struct Slot {
     next: Option<(u64, Entry)>,
     is_last: bool,
 }
 
-impl Scribe {
+impl LedgerWriter {
     pub(crate) fn start(ledger: Ledger) -> Self {
-        let desk = Arc::new(Desk::default());
+        let desk = Arc::new(Queue::default());
         let its = Arc::clone(&desk);
         let thread = std::thread::spawn(move || its.write_all(&ledger));
         Self { desk, asked: 0, thread: Some(thread) }
@@ -61,11 +61,11 @@ impl Scribe {
     }
 }
 
-impl Drop for Scribe {
+impl Drop for LedgerWriter {
     /// Waits for what is being written: it must not appear after the entry was removed.
     fn drop(&mut self) {
         let mut sheet = self.desk.sheet();
-        *sheet = Sheet { next: None, is_last: true };
+        *sheet = Slot { next: None, is_last: true };
         drop(sheet);
         self.desk.something.notify_one();
         if let Some(thread) = self.thread.take() {
@@ -74,8 +74,8 @@ impl Drop for Scribe {
     }
 }
 
-impl Desk {
-    fn sheet(&self) -> MutexGuard<'_, Sheet> {
+impl Queue {
+    fn sheet(&self) -> MutexGuard<'_, Slot> {
         self.sheet.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
@@ -90,7 +90,7 @@ impl Desk {
 
     /// Waits for the next; `None` at the end.
     fn take(&self) -> Option<(u64, Entry)> {
-        let idle = |sheet: &mut Sheet| sheet.next.is_none() && !sheet.is_last;
+        let idle = |sheet: &mut Slot| sheet.next.is_none() && !sheet.is_last;
         let waited = self.something.wait_while(self.sheet(), idle);
         waited.unwrap_or_else(|locked| locked.into_inner()).next.take()
     }
