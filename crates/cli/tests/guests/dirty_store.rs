@@ -8,9 +8,9 @@ use serde_json::Value;
 use std::time::Duration;
 
 fn guest(lab: &Lab) -> TestGuest {
-    let spec = GuestSpec { memory_mib: 384, ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: 256, ..GuestSpec::default() };
     let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("fill 150 noise").expect("fill");
+    guest.console.ask("fill 64 noise").expect("fill");
     guest
 }
 
@@ -167,7 +167,7 @@ fn a_guest_lives_in_two_stores() {
     assert_eq!(keys(&server), 0);
     // One whose dirty store is gone for good can be got rid of.
     let mut guest = lab.run("h", &GuestSpec::default()).expect("guest");
-    guest.console.ask("fill 100 noise").expect("fill");
+    guest.console.ask("fill 48 noise").expect("fill");
     guest.console.ask("words 20000").expect("load");
     let line = [&["checkpoint", "h", "--buffer", "1M", "--tag", "lost"], &split[..]].concat();
     lab.dewar(&line).done();

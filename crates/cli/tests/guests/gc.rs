@@ -4,7 +4,7 @@
 
 use crate::common::{self, HeldCheckpoint, page_hashes, ram_now};
 use dewar_image::{ImageId, Location, Store};
-use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest};
+use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ fn guest(lab: &Lab, name: &str) -> TestGuest {
     let spec = GuestSpec { memory_mib: 128, ..GuestSpec::default() };
     let mut guest = lab.run(name, &spec).expect("guest");
     guest.console.ask("fill 16 noise").expect("fill");
-    guest.console.ask("check 4000 1 disk").expect("check");
+    guest.console.ask("check 4000 1 disk hard").expect("check");
     guest
 }
 
@@ -49,13 +49,18 @@ fn killed_at_every_step_it_harms_nothing() {
     let mut guest = guest(&lab, "g");
     let mut images: Vec<ImageId> = (0..6)
         .map(|_| {
-            guest.console.ask("count").expect("alive");
+            // What the images before have of these pages is needed by no other then.
+            let mut steps = || guest.console.ask_number("count").expect("alive");
+            let enough = steps() + 8000;
+            wait_until("new pages", Duration::from_secs(60), || steps() > enough);
             id(&lab.dewar(&["checkpoint", "g"]).done().json())
         })
         .collect();
     for gone in [0, 1, 2] {
         lab.dewar(&["delete", &images.remove(gone).0]).done();
     }
+    // The store alone is needed from here on.
+    lab.crash("g");
     let copy = lab.path().join("copy");
     let url = format!("file:{}", copy.display());
     let lease = copy.join("writers/c00000000000e.lease");
