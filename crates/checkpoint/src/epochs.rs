@@ -1,4 +1,4 @@
-//! CaptureContext dirty pages while the guest runs, until what is left fits the
+//! How dirty pages are captured while the guest runs, until what is left fits the
 //! pause.
 
 use crate::CheckpointError;
