@@ -54,8 +54,7 @@ esac
 modules=$(find "$cache/kernel" -maxdepth 4 -type d -path "*/lib/modules/$version" | head -n1)
 
 root=$guest/root
-# With it goes the state of the guests that booted from another.
-rm -rf "$root" "$guest/warm"
+rm -rf "$root"
 mkdir -p "$root"/{bin,dev,proc,sys,mnt,modules,lib64}
 cp "$(command -v busybox)" "$root/bin/busybox"
 for applet in sh mount mkdir insmod sleep cat echo poweroff reboot nice ls dd sync mknod ip ifconfig httpd; do

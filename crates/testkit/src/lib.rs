@@ -16,7 +16,6 @@ mod redis;
 mod silence;
 mod slow_disk;
 mod small_disk;
-mod warm;
 
 pub use console::Console;
 pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
