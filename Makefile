@@ -5,12 +5,13 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
 	@echo "make test              set up everything and run all tests"
 	@echo "make test-fast         every library, and each verb's main job with real guests; two minutes"
+	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some; an hour"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
@@ -49,6 +50,9 @@ lint: setup
 
 test: setup guest next-qemu lint
 	scripts/test.sh
+
+test-sweeps: setup guest next-qemu
+	scripts/test.sh sweeps
 
 test-fast: setup guest next-qemu
 	scripts/test-fast.sh

@@ -54,7 +54,8 @@ esac
 modules=$(find "$cache/kernel" -maxdepth 4 -type d -path "*/lib/modules/$version" | head -n1)
 
 root=$guest/root
-rm -rf "$root"
+# With it goes the state of the guests that booted from another.
+rm -rf "$root" "$guest/warm"
 mkdir -p "$root"/{bin,dev,proc,sys,mnt,modules,lib64}
 cp "$(command -v busybox)" "$root/bin/busybox"
 for applet in sh mount mkdir insmod sleep cat echo poweroff reboot nice ls dd sync mknod ip ifconfig httpd; do

@@ -5,26 +5,20 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod clock;
 mod context;
-mod deferred_free;
-mod failure;
-mod frozen_state;
-mod guardian;
+mod fan_out;
 mod output;
-mod own_session;
 mod progress;
-mod ram_dir;
-mod replace_journal;
+mod render;
 mod report;
-mod server;
-mod tracking;
 mod verbs;
 
 use args::{Cli, Verb};
 use clap::Parser;
 use context::Context;
-use failure::Failure;
+use dewar_lifecycle::own_session::{AsChild, run_as_child};
+use dewar_lifecycle::page_server::{Source, serve};
+use dewar_lifecycle::{Code, Failure, guardian, qos};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -36,13 +30,19 @@ fn main() -> ExitCode {
         let _ = dewar_kernel::run_on();
     }
     if matches!(cli.verb, Verb::Checkpoint(_)) {
-        if let Some(code) = own_session::run_as_child(json) {
-            return code;
+        match run_as_child() {
+            None => {}
+            Some(AsChild::Ended(code)) => return code,
+            Some(AsChild::Orphan) => {
+                let what = "the process that this one works for has ended";
+                let failure = Failure::new(Code::Failed, what).state("nothing was done");
+                return output::report(&failure, json);
+            }
         }
     }
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(json),
+        Err(failure) => output::report(&failure, json),
     }
 }
 
@@ -70,8 +70,13 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Doctor => verbs::doctor::run(&context),
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),
-        Verb::Guardian(args) => guardian::watch(&context, args),
-        Verb::QosWatchdog(args) => verbs::qos::keep(&context, args),
-        Verb::Serve(args) => server::serve(&context, args),
+        Verb::Guardian(args) => {
+            guardian::watch(&context.registry, &args.name, args.store.as_deref())
+        }
+        Verb::QosWatchdog(args) => qos::watchdog::watch(&context, &args.name),
+        Verb::Serve(args) => {
+            let source = Source { store: args.store, image: args.image, dead: args.dead };
+            serve(&context.registry, &args.name, source)
+        }
     }
 }

@@ -1,10 +1,13 @@
 //! Tables and sentences.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use dewar_lifecycle::Failure;
+use dewar_lifecycle::text::{is_command, printable};
 use dewar_units::format_duration;
-use std::borrow::Cow;
+use serde_json::json;
 use std::fmt::Display;
 use std::io::Write;
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// Prints a line, and says whether anybody still reads: they may have
@@ -13,36 +16,23 @@ pub fn tell(text: impl Display) -> bool {
     writeln!(std::io::stdout(), "{}", printable(&text.to_string())).is_ok()
 }
 
-/// A text without what a terminal obeys, or what makes it look like another: names, tags and
-/// messages come from records, servers and guests. It is escaped as JSON does, so that JSON
-/// stays what it was.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let is_plain = |letter: char| matches!(letter, '\n' | '\t') || !is_command(letter);
-    if text.chars().all(is_plain) {
-        return Cow::Borrowed(text);
+/// Writes a line for people beside the result. Nobody may be there to read it.
+pub fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "dewar: {}", printable(text));
+}
+
+/// Tells a failure that is beside a command which goes on.
+pub fn note(failure: &Failure) {
+    warn(&format!("beside this: {}", failure.whole()));
+}
+
+/// Tells why a command failed, and gives its exit code.
+pub fn report(failure: &Failure, json: bool) -> ExitCode {
+    warn(&failure.whole());
+    if json && !failure.is_printed() {
+        tell(failure.beside(json!({})));
     }
-    let escaped = |letter: char| match is_plain(letter) {
-        true => letter.to_string(),
-        false => format!("\\u{:04x}", u32::from(letter)),
-    };
-    Cow::Owned(text.chars().map(escaped).collect())
-}
-
-/// Somebody else's words in a sentence or a table of ours: in one line, and no longer than
-/// people read.
-pub fn foreign(text: &str) -> String {
-    const MOST: usize = 200;
-    let line: String =
-        text.chars().take(MOST).map(|it| if is_command(it) { '?' } else { it }).collect();
-    if text.chars().nth(MOST).is_some() { format!("{line}…") } else { line }
-}
-
-/// Control characters, and those that change the direction of what follows.
-fn is_command(letter: char) -> bool {
-    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    letter.is_control()
-        || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}')
-        || turns.iter().any(|range| range.contains(&letter))
+    ExitCode::from(failure.code() as u8)
 }
 
 /// A table without lines; columns whose heading begins with `>` are aligned to
@@ -102,12 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_terminal_obeys_is_printed() {
-        let told = "a\u{1b}[31mb\u{9b}c\u{202e}d\nnext\ttab";
-        assert_eq!(printable(told), "a\\u001b[31mb\\u009bc\\u202ed\nnext\ttab");
-        assert_eq!(printable("größer"), "größer");
-        assert_eq!(foreign("a\nb\u{1b}"), "a?b?");
-        assert_eq!(foreign(&"x".repeat(300)).chars().count(), 201);
+    fn no_cell_begins_a_row() {
         let shown = table(&["tag"], vec![vec!["one\nforged".to_owned()]]);
         assert_eq!(shown.lines().count(), 2);
     }

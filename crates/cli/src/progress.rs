@@ -1,6 +1,8 @@
 //! The progress bar, and the test suite's way to be somewhere exactly.
 
+use crate::output::warn;
 use dewar_checkpoint::{Observer, Step};
+use dewar_lifecycle::Reporter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Signal, getpid, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,19 +32,18 @@ impl Progress {
         Self { bar, signal: wanted_signal(), quiet: AtomicBool::new(false) }
     }
 
-    /// A stage without numbers.
-    pub fn stage(&self, name: &str) {
-        self.bar.set_message(name.to_owned());
-        self.signal_at(name);
-    }
-
     /// Does something with the terminal that is not to be drawn over.
     pub fn aside<T>(&self, something: impl FnOnce() -> T) -> T {
         self.bar.suspend(something)
     }
 
-    /// A place that only tests want to be at.
-    pub fn signal_at(&self, name: &str) {
+    /// Shows nothing more.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Sends this process the signal that a test wants here.
+    fn signal_at(&self, name: &str) {
         if let Some((_, signal)) = self.signal.as_ref().filter(|(step, _)| step == name) {
             match signal {
                 Some(signal) => drop(kill_process(getpid(), *signal)),
@@ -54,7 +55,22 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.clear();
+    }
+}
+
+impl Reporter for Progress {
+    fn stage(&self, name: &str) {
+        self.bar.set_message(name.to_owned());
+        self.signal_at(name);
+    }
+
+    fn reached(&self, step: &str) {
+        self.signal_at(step);
+    }
+
+    fn warn(&self, what: &str) {
+        self.aside(|| warn(what));
     }
 }
 

@@ -5,7 +5,6 @@ pub mod checkpoint;
 pub mod delete;
 pub mod diff;
 pub mod doctor;
-pub mod fan_out;
 pub mod freeze;
 pub mod gc;
 pub mod inspect;

@@ -17,7 +17,7 @@ use crate::cmdline::{
 };
 use crate::guest::QemuGuest;
 use crate::handover::{
-    HandoverError, add_forwards, current_line, forwards, missing_file, named_ram, plan_on_its_ram,
+    HandoverError, current_line, forwards, missing_file, named_ram, plan_on_its_ram,
     refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
 };
 use crate::journal::Journal;
@@ -204,10 +204,4 @@ pub fn start(
 /// Where QEMU does not answer.
 pub fn forwarded(guest: &mut QemuGuest) -> Result<Vec<Forward>, QmpError> {
     forwards(&mut guest.qmp)
-}
-
-/// Forwards these ports in the QEMU that has the guest again, and forwards none yet; returns
-/// what it said against any.
-pub fn forward_again(qmp: &mut Qmp, ports: &[Forward]) -> Vec<String> {
-    add_forwards(qmp, ports).unwrap_or_else(|error| vec![format!("forwarded ports: {error}")])
 }

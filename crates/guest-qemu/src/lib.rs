@@ -4,6 +4,7 @@
 //! - [`cmdline`]: what `run` changes on a command line, and what `restore` does.
 //! - [`launch`], [`start_from_state`]: starting a QEMU, and starting a guest again.
 //! - [`QemuGuest`]: a running one as a [`dewar_guest::Guest`].
+//! - [`Incoming`]: a guest on its way into a QEMU that waits for it.
 //! - [`identity`]: what tells a copy of a guest from it.
 //! - [`handover`]: moving a running one to another QEMU.
 //! - [`freeze`]: a guest without a process, and back.
@@ -19,6 +20,7 @@ pub mod freeze;
 mod guest;
 pub mod handover;
 pub mod identity;
+mod incoming;
 mod journal;
 pub mod launch;
 mod nbd;
@@ -33,9 +35,10 @@ mod state;
 
 pub use agent::{Agent, AgentError};
 pub use bitmaps::remove_all as remove_bitmaps;
-pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files, maps_file};
+pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files};
 pub use disks::DiskError;
-pub use guest::{QemuGuest, close_userfaultfd_device, uffd_origin as userfaultfd_origin};
+pub use guest::QemuGuest;
+pub use incoming::{Incoming, IncomingError};
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qemu_user::QemuUser;
 pub use qmp::{Qmp, QmpError};

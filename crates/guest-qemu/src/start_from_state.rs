@@ -3,12 +3,10 @@
 use crate::cmdline::{PlannedRegion, RestorePlan, Unsupported, disk_places, plan_restore};
 use crate::disks::{DiskError, create_empty, create_overlay};
 use crate::qemu_user::QemuUser;
-use crate::qmp::{Qmp, QmpError};
 use crate::run_state::RunState;
-use crate::state::{self, StateError};
 use dewar_registry::GuestFolder;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -226,20 +224,4 @@ fn order_regions(
             if region.bytes != *bytes { Err(differs(region.bytes)) } else { Ok(region.clone()) }
         })
         .collect()
-}
-
-/// Loads device state into a QEMU that waits for it; the guest stays paused.
-///
-/// # Errors
-/// Where QEMU refuses the state.
-pub fn load_state(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
-    state::load(qmp, state)
-}
-
-/// Lets a guest run.
-///
-/// # Errors
-/// Where QEMU refuses.
-pub fn start(qmp: &mut Qmp) -> Result<(), QmpError> {
-    qmp.execute("cont", json!({})).map(drop)
 }

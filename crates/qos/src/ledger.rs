@@ -263,7 +263,7 @@ impl Ledger {
         overcommit: bool,
     ) -> Result<(), QosError> {
         let _lock = self.lock()?;
-        self.settle_locked();
+        self.recover_locked();
         // The place that it kept ([`crate::Controller::keep_place`]).
         let is_named = |other: &Entry| other.name == entry.name && other.scope == entry.scope;
         let is_own = |other: &Entry| is_named(other) && other.controller == entry.controller;
@@ -318,17 +318,17 @@ impl Ledger {
     }
 
     /// Releases the guests whose controllers are dead. Returns their names.
-    pub fn settle(&self) -> Vec<String> {
+    pub fn recover(&self) -> Vec<String> {
         if !self.folder.exists() {
             return Vec::new();
         }
         match self.lock() {
-            Ok(_lock) => self.settle_locked(),
+            Ok(_lock) => self.recover_locked(),
             Err(_) => Vec::new(),
         }
     }
 
-    fn settle_locked(&self) -> Vec<String> {
+    fn recover_locked(&self) -> Vec<String> {
         let lost = |path: &PathBuf| is_from_before_boot(path).unwrap_or(false);
         for path in self.unreadable().into_iter().filter(lost) {
             let _ = fs::remove_file(path);

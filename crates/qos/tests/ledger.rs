@@ -88,7 +88,7 @@ fn a_full_disk_at_admission_leaves_the_threads_alone() {
     let ledger = Ledger::new(small.path().join("qos"));
     let guest = Sleeper::new();
     let before = guest.task().scheduling().expect("scheduling");
-    ledger.settle();
+    ledger.recover();
     small.fill().expect("full");
     let refused = ledger.admit(&mut entry("g", &guest), &[guest.task()], false);
     assert!(matches!(refused, Err(QosError::File(..))), "{refused:?}");
@@ -111,12 +111,12 @@ fn an_entry_from_before_a_restart_touches_no_thread() {
     let mut text: serde_json::Value = serde_json::to_value(&old).expect("JSON");
     text["controller"]["boot"] = 1.into();
     fs::write(ledger.folder().join("old.json"), text.to_string()).expect("write");
-    assert_eq!(ledger.settle(), ["old"]);
+    assert_eq!(ledger.recover(), ["old"]);
     assert_eq!(guest.task().scheduling().expect("scheduling"), raised, "it was not touched");
     // In this run one whose controller is dead gets its threads back.
     text["controller"] = serde_json::to_value(dead_process()).expect("JSON");
     fs::write(ledger.folder().join("old.json"), text.to_string()).expect("write");
-    assert_eq!(ledger.settle(), ["old"]);
+    assert_eq!(ledger.recover(), ["old"]);
     assert_eq!(guest.task().scheduling().expect("scheduling"), Scheduling::ordinary(0));
 }
 

@@ -2,6 +2,7 @@ use crate::console::Console;
 use crate::guest::GuestSpec;
 use crate::heartbeat::Heartbeat;
 use crate::process::{is_alive, kill, wait_until, wait_while_alive};
+use crate::warm;
 use anyhow::{Context, Result, ensure};
 use dewar_registry::Registry;
 use rustix::process::Signal;
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub struct Lab {
     dewar: PathBuf,
     folder: tempfile::TempDir,
+    warm: bool,
 }
 
 /// What a `dewar` command did.
@@ -98,7 +100,14 @@ impl Lab {
     pub fn new(dewar: impl Into<PathBuf>) -> Result<Self> {
         // A short path: unix sockets have room for 107 bytes.
         let folder = tempfile::Builder::new().prefix("dw").tempdir_in("/tmp")?;
-        Ok(Self { dewar: dewar.into(), folder })
+        Ok(Self { dewar: dewar.into(), folder, warm: false })
+    }
+
+    /// The same lab, whose guests do not boot where the state of one that did fits them.
+    #[must_use]
+    pub fn warm(mut self) -> Self {
+        self.warm = true;
+        self
     }
 
     /// Its folder.
@@ -137,6 +146,39 @@ impl Lab {
     /// # Errors
     /// Where it does not start.
     pub fn run(&self, name: &str, spec: &GuestSpec) -> Result<TestGuest> {
+        match warm::warm_spec(spec).filter(|_| self.warm) {
+            Some(fitting) => self.run_warm(name, spec, &fitting),
+            None => {
+                self.start(name, spec)?;
+                self.reach(name)
+            }
+        }
+    }
+
+    /// The same without waiting for the guest to boot.
+    fn run_warm(&self, name: &str, spec: &GuestSpec, fitting: &GuestSpec) -> Result<TestGuest> {
+        // It is there until its state is kept.
+        let mut other = None;
+        let state = warm::state_of(fitting, || {
+            let lab = other.insert(Self::new(&self.dewar)?);
+            lab.start("warm", fitting)?;
+            lab.reach("warm")?;
+            Ok(lab.qmp_socket("warm"))
+        })?;
+        self.start(name, spec)?;
+        warm::load(&self.qmp_socket(name), &state, &self.path().join("warm.qcow2"))?;
+        let folder = self.guest_folder(name)?;
+        let console = Console::connect(&folder.join("console"))?;
+        let mut guest = TestGuest { name: name.to_owned(), folder, console };
+        guest.console.ask("count").context("the guest goes on")?;
+        Ok(guest)
+    }
+
+    fn qmp_socket(&self, name: &str) -> PathBuf {
+        self.root().join("guests").join(name).join("qmp.sock")
+    }
+
+    fn start(&self, name: &str, spec: &GuestSpec) -> Result<()> {
         let folder = self.guest_folder(name)?;
         let line = spec.command(&folder)?;
         let mut arguments = vec!["run", name];
@@ -145,7 +187,7 @@ impl Lab {
         arguments.extend(line.iter().map(String::as_str));
         let ran = self.dewar(&arguments);
         ensure!(ran.code == 0, "dewar run: {}", ran.stderr);
-        self.reach(name)
+        Ok(())
     }
 
     /// Waits until the program of a guest that was just started obeys.

@@ -16,6 +16,8 @@ mod redis;
 mod silence;
 mod slow_disk;
 mod small_disk;
+mod sweep;
+mod warm;
 
 pub use console::Console;
 pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
@@ -28,3 +30,4 @@ pub use process::{is_alive, kill, signal_stop, spawn_first, wait_until, wait_whi
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use slow_disk::SlowDisk;
 pub use small_disk::SmallDisk;
+pub use sweep::{rounds, sample, stride};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -19,8 +19,24 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),
     (
+        "lifecycle",
+        &[
+            "units",
+            "kernel",
+            "memory",
+            "codec",
+            "image",
+            "guest",
+            "registry",
+            "guest-qemu",
+            "checkpoint",
+            "qos",
+        ],
+    ),
+    (
         "cli",
         &[
+            "lifecycle",
             "units",
             "kernel",
             "memory",

@@ -1,9 +1,9 @@
 use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::replace_journal;
-use crate::server::ServerState;
 use dewar_image::{Deleted, ImageError, ImageId, Location, Store};
+use dewar_lifecycle::page_server::ServerState;
+use dewar_lifecycle::recovery::replaced;
+use dewar_lifecycle::{Code, Failure};
 use dewar_registry::{Frozen, Kept, Origin};
 use serde_json::json;
 use std::fs;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     let DeleteArgs { which: ReferenceArgs { reference, store }, only_here } = args;
-    let store = context.store(store.store.as_deref())?;
+    let store = context.open_store(store.store.as_deref())?;
     let id = store.find(&reference)?;
     refuse_needed(context, &store, &id)?;
     let deletion = store.begin_deletion(&id)?;
@@ -40,7 +40,7 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
         let name = &record.name;
         let needs_memory = record.process.is_alive() && !ServerState::of(&folder, &record).complete;
         // Should the restore that is under way fail, that guest has its place again.
-        let replaced = replace_journal::kept(&folder)?.and_then(|before| before.origin);
+        let replaced = replaced::kept(&folder)?.and_then(|before| before.origin);
         let kept_in = |frozen: &Frozen| match &frozen.kept {
             Kept::InStore { store, image } => *image == id.0 && is_here(store),
             Kept::InPlace { .. } => false,

@@ -1,12 +1,12 @@
 use crate::args::DiffArgs;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::output::table;
+use dewar_lifecycle::Failure;
 use dewar_units::{ByteSize, PAGE_BYTES, PageNumber};
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: DiffArgs) -> Result<(), Failure> {
-    let store = context.store(args.store.store.as_deref())?;
+    let store = context.open_store(args.store.store.as_deref())?;
     let a = store.open_image(&store.find(&args.a)?)?;
     let b = store.open_image(&store.find(&args.b)?)?;
     let differing = dewar_image::diff(&a, &b)?;

@@ -1,26 +1,18 @@
+//! `doctor`: what this host can do, and what is missing.
+
+mod checks;
+mod finding;
 mod kvm;
 
 use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::output::{percent, table};
-use crate::ram_dir;
-use crate::verbs::ps::why_ended;
+use crate::output::table;
 use crate::verbs::qos::stray_line;
-use dewar_guest_qemu::launch::without_ours;
-use dewar_kernel::{
-    Reservation, Task, deadline_limit, is_tracking_supported, open_userfaultfd_device,
-};
+use checks::{ended, look};
+use dewar_lifecycle::{Code, Failure};
+use finding::Finding;
 use serde_json::json;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
-struct Finding {
-    name: &'static str,
-    needed_for: &'static str,
-    result: Result<String, String>,
-    required: bool,
-}
+pub use checks::require_tracking;
 
 pub fn run(context: &Context) -> Result<(), Failure> {
     let mut findings = look(context);
@@ -64,89 +56,4 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     let lacking = "this host lacks something that is required";
     let end = if able { Ok(()) } else { Err(Failure::new(Code::Unsupported, lacking)) };
     context.print_with(json!({"able": able, "findings": list}), &text, end)
-}
-
-fn look(context: &Context) -> Vec<Finding> {
-    let required = |name, needed_for, result| Finding { name, needed_for, result, required: true };
-    let optional = |name, needed_for, result| Finding { name, needed_for, result, required: false };
-    vec![
-        required("write tracking", "checkpoint", tracking()),
-        required("root", "tracing a guest", root()),
-        required("qemu-img", "guests with disks", version_of("qemu-img")),
-        optional("qemu-system-x86_64", "running guests", version_of("qemu-system-x86_64")),
-        optional("/dev/kvm", "guests at full speed", kvm::runs()),
-        optional(
-            "/dev/userfaultfd",
-            "guests that run as another user, or under a filter of system calls",
-            open_userfaultfd_device()
-                .map(|_| "present".to_owned())
-                .map_err(|error| error.to_string()),
-        ),
-        optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
-        optional("room in memory", "RAM files", room(context, ram_dir::ram_dir_now())),
-        optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
-    ]
-}
-
-/// That this kernel can track writes, or exit 4.
-pub fn require_tracking() -> Result<(), Failure> {
-    tracking()
-        .map(drop)
-        .map_err(|why| Failure::new(Code::Unsupported, why).advice("see 'dewar doctor'"))
-}
-
-fn tracking() -> Result<String, String> {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let release = release.trim();
-    match is_tracking_supported() {
-        Ok(true) => Ok(format!("Linux {release}")),
-        Ok(false) => Err(format!(
-            "Linux {release} has no asynchronous write tracking (userfaultfd WP_ASYNC): 6.7 is needed"
-        )),
-        Err(error) => Err(format!("no userfaultfd can be made: {error}")),
-    }
-}
-
-fn root() -> Result<String, String> {
-    if rustix::process::geteuid().is_root() {
-        Ok("yes".to_owned())
-    } else {
-        Err("run as root: guests' memory is read and traced".to_owned())
-    }
-}
-
-fn version_of(program: &str) -> Result<String, String> {
-    let output = without_ours(Command::new(program).arg("--version")).output();
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().next().unwrap_or_default().to_owned())
-}
-
-/// Whether threads can be promised CPU time here, and how much.
-fn deadlines() -> Result<String, String> {
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    let task = Task { process: own, thread: own };
-    let before = task.scheduling().map_err(|error| error.to_string())?;
-    let (runtime, period) = (Duration::from_millis(1), Duration::from_millis(100));
-    let reservation = Reservation { runtime, period, reclaim: false };
-    task.reserve(reservation).map_err(|error| error.to_string())?;
-    task.schedule(before).map_err(|error| error.to_string())?;
-    Ok(format!("{} of a CPU can be promised", percent(deadline_limit())))
-}
-
-fn room(context: &Context, path: &Path) -> Result<String, String> {
-    let room = context.ram_room("", path, false).map_err(|error| error.to_string())?;
-    let what = format!("in {}: {room}", path.display());
-    if room.left() == 0 && room.promised > 0 { Err(what) } else { Ok(what) }
-}
-
-/// Guests that ended by themselves, where it can be told why.
-fn ended(context: &Context) -> Option<Result<String, String>> {
-    let guests = context.guests().ok()?;
-    let told = guests.iter().filter_map(|(folder, record)| {
-        let is_over = !record.process.is_alive() && record.frozen.is_none();
-        Some(format!("{}: {}", record.name, why_ended(folder, record).filter(|_| is_over)?))
-    });
-    let told: Vec<String> = told.collect();
-    (!told.is_empty()).then(|| Err(told.join("; ")))
 }

@@ -1,17 +1,18 @@
 use crate::args::GcArgs;
 use crate::context::Context;
-use crate::failure::{Code, Failure};
 use crate::progress::Progress;
-use crate::replace_journal;
 use crate::verbs::delete::may_be_one;
 use dewar_checkpoint::Observer;
 use dewar_image::{Collected, ImageId, Store};
+use dewar_lifecycle::Reporter;
+use dewar_lifecycle::recovery::replaced;
+use dewar_lifecycle::{Code, Failure};
 use dewar_registry::Origin;
 use dewar_units::ByteSize;
 use serde_json::json;
 
 pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
-    let store = context.store(args.store.store.as_deref())?;
+    let store = context.open_store(args.store.store.as_deref())?;
     refuse_bereft(context, &store)?;
     if args.only_here {
         store.sweep_only_here()?;
@@ -19,7 +20,7 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking what checkpoints need");
     let collected = dewar_image::collect(&store, args.dry_run, |done, of| {
         progress.progress(done, of);
-        progress.signal_at(&format!("gc-{done}"));
+        progress.reached(&format!("gc-{done}"));
     })?;
     drop(progress);
     let would = if args.dry_run { "would be " } else { "" };
@@ -76,7 +77,7 @@ fn refuse_bereft(context: &Context, store: &Store) -> Result<(), Failure> {
     for (folder, record) in context.guests()? {
         let name = record.name.clone();
         // Should a restore that is under way fail, the guest before has its place again.
-        let guests = [Some(record), replace_journal::kept(&folder)?].into_iter().flatten();
+        let guests = [Some(record), replaced::kept(&folder)?].into_iter().flatten();
         for origin in guests.filter_map(|it| it.origin).filter(Origin::disks_in_store) {
             let image = ImageId(origin.image);
             if may_be_one(&origin.store, &store.url()) && !store.has_record(&image)? {

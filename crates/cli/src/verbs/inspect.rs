@@ -1,18 +1,19 @@
 use crate::args::InspectArgs;
-use crate::context::{Context, connect};
-use crate::failure::Failure;
+use crate::context::Context;
 use crate::output::table;
-use crate::verbs::ps::state;
+use crate::render::guest::state;
 use dewar_guest_qemu::discover;
+use dewar_lifecycle::Failure;
+use dewar_lifecycle::process::connect;
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
     // What cannot be finished with it is told with the rest.
-    let (held, trouble) = match context.hold(&args.name) {
+    let (held, trouble) = match context.lock(&args.name) {
         Ok(held) => (held, None),
         Err(failure) if failure.is_attention() => {
-            (context.hold_to_end(&args.name)?, Some(failure.whole()))
+            (context.lock_to_end(&args.name)?, Some(failure.whole()))
         }
         Err(failure) => return Err(failure),
     };

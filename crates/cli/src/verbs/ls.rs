@@ -1,10 +1,11 @@
 use crate::args::LsArgs;
 use crate::context::{Context, warn_of};
-use crate::failure::Failure;
-use crate::output::{ago, foreign, milliseconds, table};
-use crate::verbs::checkpoint::to_json;
+use crate::output::{ago, milliseconds, table};
+use crate::render::checkpoint::to_json;
 use dewar_guest_qemu::start_from_state::excluded_disks;
 use dewar_image::{ImageError, Record, Store};
+use dewar_lifecycle::Failure;
+use dewar_lifecycle::text::foreign;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 use crate::args::{Cli, CompletionsArgs, ManArgs};
-use crate::failure::{Code, Failure};
 use clap::CommandFactory;
+use dewar_lifecycle::{Code, Failure};
 
 /// Prints a completion script.
 pub fn completions(args: CompletionsArgs) -> Result<(), Failure> {

@@ -1,11 +1,11 @@
 use crate::args::ReportArgs;
 use crate::context::Context;
-use crate::failure::{Code, Failure};
 use crate::report;
+use dewar_lifecycle::{Code, Failure};
 use serde_json::json;
 
 pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
-    let store = context.store(args.store.store.as_deref())?;
+    let store = context.open_store(args.store.store.as_deref())?;
     let id = store.find(&args.reference)?;
     let record = store.record(&id)?;
     let (mut history, _) = store.records()?;

@@ -1,12 +1,12 @@
 use crate::args::ReferenceArgs;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::progress::Progress;
 use dewar_checkpoint::Observer;
+use dewar_lifecycle::Failure;
 use serde_json::json;
 
 pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
-    let store = context.store(args.store.store.as_deref())?;
+    let store = context.open_store(args.store.store.as_deref())?;
     let id = store.find(&args.reference)?;
     let progress = Progress::new("verifying");
     let read = dewar_image::verify(&store, &id, |done, of| progress.progress(done, of))?;

@@ -15,7 +15,13 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::LazyLock;
 
+/// A lab whose guests need not boot.
 pub fn lab() -> Lab {
+    cold_lab().warm()
+}
+
+/// A lab whose guests boot.
+pub fn cold_lab() -> Lab {
     Lab::new(env!("CARGO_BIN_EXE_dewar")).expect("a lab")
 }
 

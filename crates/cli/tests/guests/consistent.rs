@@ -2,21 +2,22 @@
 //! restore, and it goes on.
 
 use crate::common;
-use dewar_testkit::{DiskSpec, GuestSpec};
+use dewar_testkit::{DiskSpec, GuestSpec, rounds};
 
 #[test]
 fn ten_checkpoints_under_load_each_restored() {
+    let rounds = rounds("checkpoints under load", 10, 4);
     let lab = common::lab();
     let spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };
     let mut guest = lab.run("busy", &spec).expect("guest");
     guest.console.ask("check 12000 2 disk").expect("check");
     let mut steps = Vec::new();
-    for number in 0..10 {
+    for number in 0..rounds {
         let tag = format!("t{number}");
         lab.dewar(&["checkpoint", "busy", "--tag", &tag]).done();
         steps.push(guest.console.ask_number("verify").expect("the guest runs on, consistent"));
     }
-    for number in 0..10 {
+    for number in 0..rounds {
         lab.crash("busy");
         let mode: &[&str] = if number % 2 == 0 { &[] } else { &["--eager"] };
         let tag = format!("t{number}");
@@ -29,7 +30,7 @@ fn ten_checkpoints_under_load_each_restored() {
         let later = guest.console.ask_number("verify").expect("consistent, later");
         assert!(later > now, "the guest goes on");
     }
-    lab.dewar(&["verify", "t9"]).done();
+    lab.dewar(&["verify", &format!("t{}", rounds - 1)]).done();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! are slowed to 2 MB/s by the host kernel, below the page pinning.
 
 use crate::common;
-use dewar_testkit::{DiskSpec, GuestSpec};
+use dewar_testkit::{DiskSpec, GuestSpec, rounds};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,7 @@ fn in_flight(format: &'static str) {
     let spec = GuestSpec { memory_mib: 192, vcpus: 2, disks: vec![disk], ..GuestSpec::default() };
     let mut guest = lab.run("io", &spec).expect("guest");
     guest.console.ask("check 2000 2 reads").expect("check");
-    for round in 0..4 {
+    for round in 0..rounds("checkpoints with reads in flight", 4, 2) {
         let pid = lab.pid("io").expect("pid");
         slow.add(pid);
         lab.dewar(&["checkpoint", "io", "--tag", "t"]).done();

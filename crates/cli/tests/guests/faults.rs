@@ -5,7 +5,7 @@ use crate::common::{self, HeldCheckpoint, qemus};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     CHANGES, Call, Console, Fault, GuestSpec, Lab, NEED_ROOM, RedisServer, TestGuest, calls_of,
-    kill, wait_until, with_fault,
+    kill, sample, wait_until, with_fault,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -132,7 +132,7 @@ fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[Stri
     let changes: Vec<&Call> = calls.iter().filter(|call| is_change(call)).collect();
     println!("{line:?} in {url}: {} changes", changes.len());
     assert!(changes.len() > 5, "{calls:?}");
-    for call in changes {
+    for call in sample(&format!("changes of {line:?}"), changes, 12) {
         place.reset();
         let (output, spared) = with_fault(&command, CHANGES, call, Fault::Killed).expect("strace");
         let after = format!("after {line:?} killed at {}", call.text);
@@ -222,8 +222,8 @@ fn assert_nothing_of_ours(lab: &Lab, after: &str) {
     assert!(ours.is_empty(), "{after}: {ours:?}");
 }
 
-/// About how many calls of each command go wrong; all would take too long.
-const TRIED: usize = 16;
+/// About how many calls of each command go wrong.
+const TRIED: usize = 8;
 
 /// Lets calls of `line` that need room fail, some of all, each once.
 fn without_room(line: &[&str], before: Option<&[&str]>) {
@@ -272,9 +272,8 @@ fn with_each(
     assert_not_lost(&lab, &mut guest, may_end, "undisturbed");
     let mut went_wrong = 0;
     // What repeats comes in threes: write, fsync, rename.
-    let step = (calls.len() / TRIED).max(1);
-    let step = step + usize::from(step % 3 == 0);
-    let wanted = calls.len().div_ceil(step);
+    let wanted = sample(&format!("calls of {line:?}"), calls.clone(), TRIED).len();
+    let step = calls.len().div_ceil(wanted);
     let (mut next, mut runs) = (0, 0);
     while let Some(call) = calls.get(next).cloned().filter(|_| runs < 2 * wanted) {
         prepare();

@@ -4,7 +4,7 @@
 
 use crate::common::{self, HeldCheckpoint, page_hashes, ram_now};
 use dewar_image::{ImageId, Location, Store};
-use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, wait_until};
+use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, rounds, stride, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ fn guest(lab: &Lab, name: &str) -> TestGuest {
     let spec = GuestSpec { memory_mib: 128, ..GuestSpec::default() };
     let mut guest = lab.run(name, &spec).expect("guest");
     guest.console.ask("fill 16 noise").expect("fill");
-    guest.console.ask("check 4000 1 disk hard").expect("check");
+    guest.console.ask("check 4000 1 disk").expect("check");
     guest
 }
 
@@ -97,6 +97,7 @@ fn killed_at_every_step_it_harms_nothing() {
     assert!(!lease.exists());
 
     let mut random = Random(7);
+    let stride = stride("steps of gc", 4);
     let mut step = 0;
     for round in 0.. {
         prepare();
@@ -105,7 +106,7 @@ fn killed_at_every_step_it_harms_nothing() {
         let by_step = round % 4 != 3;
         if by_step {
             command.env("DEWAR_TEST_SIGNAL", format!("gc-{step}:kill"));
-            step += 1;
+            step += stride;
         }
         let mut child = command.spawn().expect("dewar");
         if !by_step {
@@ -158,6 +159,7 @@ fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
         id(&lab.dewar(&line).done().json())
     };
     checkpoint("a");
+    let rounds = rounds("checkpoints beside a collector", 8, 5);
     let done = std::sync::atomic::AtomicBool::new(false);
     let images: Vec<ImageId> = std::thread::scope(|scope| {
         let workers: Vec<_> = ["a", "b"]
@@ -167,7 +169,7 @@ fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
                 scope.spawn(move || {
                     let mut random = Random(name.len() as u32);
                     let mut images = Vec::new();
-                    for _ in 0..8 {
+                    for _ in 0..rounds {
                         images.push(checkpoint(name));
                         if images.len() > 3 {
                             let gone = images.remove(random.below(3));
@@ -207,7 +209,7 @@ fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
     let mut guest = guest(&lab, "g");
     let mut random = Random(2026);
     let mut images: Vec<(ImageId, Vec<blake3::Hash>)> = Vec::new();
-    for round in 0..50 {
+    for round in 0..rounds("checkpoints of fifty", 50, 16) {
         let held = HeldCheckpoint::at(&lab, "g", "captured");
         let ram = page_hashes(&ram_now(&lab, "g"));
         let (code, out, said) = held.go_on();
@@ -224,13 +226,13 @@ fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
     }
     lab.dewar(&["gc"]).done();
     println!("{} images survive", images.len());
-    assert!(images.len() > 10);
+    assert!(images.len() > 5);
     for (image, ram) in &images {
         lab.crash("g");
         lab.dewar(&["restore", &image.0, "--eager", "--paused"]).done();
         assert_eq!(&page_hashes(&ram_now(&lab, "g")), ram, "{image}, restored");
     }
-    for (image, _) in images.iter().step_by(12) {
+    for (image, _) in images.iter().step_by(6) {
         lab.crash("g");
         lab.restore(&mut guest, &[&image.0]).expect("restore");
         guest.console.ask("verify").expect("consistent");

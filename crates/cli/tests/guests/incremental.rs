@@ -3,7 +3,7 @@
 
 use crate::common::{self, HeldCheckpoint, assert_exact};
 use dewar_kernel::{Pid, ProcessHandle, known_userfaultfd_of};
-use dewar_testkit::{GuestSpec, Lab, TestGuest};
+use dewar_testkit::{GuestSpec, Lab, TestGuest, rounds, sample};
 use serde_json::Value;
 
 fn number(value: &Value) -> u64 {
@@ -81,7 +81,7 @@ fn images_outlive_those_they_were_taken_on() {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (seed >> 16) as usize % below
     };
-    for round in 0..14 {
+    for round in 0..rounds("checkpoints on one another", 14, 6) {
         images.push(id(&lab.dewar(&["checkpoint", "g"]).done().json()));
         guest.console.ask("verify").expect("the guest runs on, consistent");
         if round % 3 == 2 {
@@ -184,7 +184,8 @@ fn killed_on_top_of_another() {
     let mut guest = guest(&lab, "g");
     guest.console.ask("check 6000 1 disk").expect("check");
     let first = id(&lab.dewar(&["checkpoint", "g"]).done().json());
-    for step in ["armed", "bulk-done", "epoch", "stopped", "captured", "written-behind", "synced"] {
+    let steps = ["armed", "bulk-done", "epoch", "stopped", "captured", "written-behind", "synced"];
+    for step in sample("steps of a checkpoint", steps.to_vec(), 4) {
         let held = HeldCheckpoint::at(&lab, "g", step);
         // Its parent cannot go meanwhile.
         lab.dewar(&["delete", &first]).failed(1, &["is being"]);

@@ -3,8 +3,8 @@
 
 use crate::common::{self, HeldCheckpoint, qemus};
 use dewar_testkit::{
-    Console, DiskSpec, GuestSpec, Lab, SmallDisk, TestGuest, kill, next_qemu, qemu, wait_until,
-    wait_while_alive,
+    Console, DiskSpec, GuestSpec, Lab, SmallDisk, TestGuest, kill, next_qemu, qemu, rounds,
+    wait_until, wait_while_alive,
 };
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
@@ -367,7 +367,7 @@ fn twenty_in_a_row_with_checkpoints_between_keep_the_chain() {
     let mut guest = busy_guest(&lab, "g");
     guest.console.ask("fill 64 noise").expect("fill");
     lab.dewar(&["checkpoint", "g"]).done();
-    for round in 0..20 {
+    for round in 0..rounds("upgrades in a row", 20, 6) {
         let program = if round % 2 == 0 { next.display().to_string() } else { qemu() };
         upgrade(&lab, &mut guest, &program);
         guest.console.ask("verify").expect("consistent");

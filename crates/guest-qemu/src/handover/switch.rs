@@ -6,15 +6,14 @@ use super::{
     Handover, HandoverError, Plan, SOCKET, Stage, back, forward, forwards, refuse_what_changed,
     refuse_what_is_under_way,
 };
-use crate::discover::{map_ram_files, maps_file};
-use crate::guest::{QemuGuest, close_userfaultfd_device, uffd_origin};
+use crate::guest::QemuGuest;
+use crate::incoming::{Incoming, IncomingError};
 use crate::journal::Journal;
 use crate::launch::{Inherited, Launched, launch};
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::QmpError;
 use crate::recover::{change_settings, is_running, journal_of};
 use crate::state::{self, StateError};
 use dewar_guest::{Guest, GuestError};
-use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
 use dewar_registry::GuestRecord;
 use serde_json::json;
@@ -25,7 +24,7 @@ use serde_json::json;
 pub struct Waiting<'g> {
     guest: &'g mut QemuGuest,
     handover: Handover,
-    new: Option<Qmp>,
+    new: Option<Incoming>,
     /// Until the new QEMU has set its taps up: the guest that it loads has its own way.
     keeper: Option<TapKeeper>,
     done: bool,
@@ -101,15 +100,14 @@ impl Waiting<'_> {
     fn take(&mut self, launched: Launched, bitmaps: bool) -> Result<(), HandoverError> {
         self.handover.new = Some(launched.process);
         self.handover.save(&self.guest.folder)?;
-        let mut qmp = launched.qmp;
-        let program = self.handover.next.program.clone();
+        let next = GuestRecord { process: launched.process, ..self.handover.next.clone() };
+        let program = next.program.clone();
         let unfit = |why: &str| HandoverError::Unfit { program, why: why.to_owned() };
-        for file in &self.handover.next.ram {
-            if !maps_file(launched.process.pid, &file.path) {
-                let path = file.path.display();
-                return Err(unfit(&format!("does not use the RAM file {path}")));
-            }
+        let mut new = Incoming::new(self.guest.folder.clone(), next, launched.qmp);
+        if let Err(IncomingError::ForeignRam(path)) = new.require_ram() {
+            return Err(unfit(&format!("does not use the RAM file {}", path.display())));
         }
+        let qmp = new.qmp();
         let status = qmp.execute("query-status", json!({}))?;
         if status["status"] != "inmigrate" {
             return Err(unfit("does not wait for the guest"));
@@ -119,14 +117,14 @@ impl Waiting<'_> {
         drop(self.keeper.take());
         tap::restore(&self.handover.old, &std::mem::take(&mut self.handover.taps));
         self.handover.save(&self.guest.folder)?;
-        let needed = state::capabilities_to_change(&mut qmp, bitmaps)?;
-        state::set_capabilities(&mut qmp, needed.into_iter().map(|(name, now)| (name, !now)))?;
+        let needed = state::capabilities_to_change(qmp, bitmaps)?;
+        state::set_capabilities(qmp, needed.into_iter().map(|(name, now)| (name, !now)))?;
         let ignores = qmp.execute("query-migrate-capabilities", json!({}))?;
         let mut all = ignores.as_array().into_iter().flatten();
         if !all.any(|it| it["capability"] == "x-ignore-shared" && it["state"] == true) {
             return Err(unfit("cannot leave shared RAM where it is"));
         }
-        self.new = Some(qmp);
+        self.new = Some(new);
         Ok(())
     }
 
@@ -136,20 +134,11 @@ impl Waiting<'_> {
     /// # Errors
     /// Where its RAM is not mapped as it should be.
     pub fn memory(&mut self) -> Result<(ProcessHandle, Ram, UffdOrigin), GuestError> {
-        let pid = self.handover.new.map_or(0, |new| new.pid);
-        let process = ProcessHandle::open(Pid(pid))?;
-        let next = &self.handover.next;
-        let ram = map_ram_files(&next.name, pid, &next.ram)?;
-        let qmp = self.new.as_mut().ok_or_else(|| GuestError::Ended {
+        let new = self.new.as_mut().ok_or_else(|| GuestError::Ended {
             guest: self.guest.record.name.clone(),
             operation: "its new QEMU was looked at".to_owned(),
         })?;
-        let origin = uffd_origin(qmp, &process).map_err(|error| GuestError::Failed {
-            operation: "handing over /dev/userfaultfd".to_owned(),
-            guest: self.guest.record.name.clone(),
-            cause: error.to_string(),
-        })?;
-        Ok((process, ram, origin))
+        new.memory()
     }
 
     /// Moves the guest. `step` is told where we are; `before_end` is called when
@@ -168,7 +157,8 @@ impl Waiting<'_> {
             return Err(self.refused("it ended while it waited"));
         };
         // A tool that wanted to track it has begun.
-        close_userfaultfd_device(&mut new);
+        new.close_uffd_device();
+        let mut new = new.into_qmp();
         // What the host caches of its disks must not be written in the pause.
         self.guest.flush()?;
         let mut journal = Journal::load(&folder)?.unwrap_or_default();

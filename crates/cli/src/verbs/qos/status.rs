@@ -2,11 +2,12 @@
 
 use crate::args::QosArgs;
 use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::output::{percent, table};
+use crate::output::percent;
+use crate::render::qos::{rows, to_json};
 use dewar_kernel::Task;
-use dewar_qos::{BY_WEIGHT, Entry, Ledger, QosError, limit_of};
-use serde_json::{Value, json};
+use dewar_lifecycle::{Code, Failure};
+use dewar_qos::{BY_WEIGHT, Ledger, QosError, limit_of};
+use serde_json::json;
 use std::io::Write;
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
         };
         let headroom = (limit - promised).max(0.0);
         let told = json!({
-            "reservations": entries.iter().map(told).collect::<Vec<_>>(),
+            "reservations": entries.iter().map(to_json).collect::<Vec<_>>(),
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
             "unreadable": unreadable, "unheld": unheld.iter().filter_map(stray).collect::<Vec<_>>(),
         });
@@ -61,7 +62,7 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
             return Ok(());
         }
         std::thread::sleep(Duration::from_secs(1));
-        ledger.settle();
+        ledger.recover();
     }
 }
 
@@ -72,58 +73,4 @@ pub fn stray_line(task: &Task) -> String {
          does: 'dewar qos --release --pid {}'",
         task.thread, task.process, task.process
     )
-}
-
-/// An entry, for programs.
-pub fn told(entry: &Entry) -> Value {
-    let (seen, promise) = (&entry.seen, &entry.promise);
-    json!({
-        "name": entry.name, "pid": entry.process.pid, "controller": entry.controller.pid,
-        "law": entry.law, "by": entry.by, "target_per_s": promise.rate,
-        "miss": promise.miss, "min": promise.min, "max": promise.max, "threads": promise.threads,
-        "reserved_cpus": seen.reserved, "used_cpus": seen.used,
-        "demand_cpus": seen.demand,
-        "headroom_cpus": (promise.most() - seen.reserved).max(0.0),
-        "jobs": seen.jobs, "missed": seen.missed,
-        "recent_jobs": seen.recent.0, "recent_missed": seen.recent.1,
-        "rescued": seen.rescued, "refused": seen.refused, "ignored": seen.ignored,
-        "heard": seen.heard,
-    })
-}
-
-fn rows(entries: &[Entry]) -> String {
-    let headings = [
-        "name",
-        ">target",
-        ">reserved",
-        ">used",
-        ">demand",
-        ">max",
-        ">jobs",
-        ">missed",
-        ">last second",
-        "by",
-        "law",
-    ];
-    let row = |entry: &Entry| {
-        let (seen, promise) = (&entry.seen, &entry.promise);
-        let recent = match seen.heard {
-            true => format!("{} of {}", seen.recent.1, seen.recent.0),
-            false => "silent".to_owned(),
-        };
-        vec![
-            entry.name.clone(),
-            format!("{}/s", promise.rate),
-            percent(seen.reserved),
-            percent(seen.used),
-            percent(seen.demand),
-            percent(promise.most()),
-            seen.jobs.to_string(),
-            format!("{} ({})", seen.missed, percent(seen.missed as f64 / seen.jobs.max(1) as f64)),
-            recent,
-            entry.by.clone(),
-            entry.law.clone(),
-        ]
-    };
-    table(&headings, entries.iter().map(row).collect())
 }

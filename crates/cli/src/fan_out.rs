@@ -2,8 +2,9 @@
 //! by its name.
 
 use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::output::foreign;
+use crate::output::note;
+use dewar_lifecycle::text::foreign;
+use dewar_lifecycle::{Code, Failure};
 use dewar_registry::GuestRecord;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -40,7 +41,7 @@ impl Each<'_> {
         jobs: usize,
         more: &[OsString],
     ) -> Result<(), Failure> {
-        let unfinished = context.settle_all()?.failures;
+        let unfinished = context.recover_all()?.failures;
         let is_concerned = |name: &String| {
             let record = context.registry.guest(name).and_then(|folder| folder.record());
             record.is_ok_and(|record| concerned(&record))
@@ -63,7 +64,7 @@ impl Each<'_> {
         });
         self.report(context, &names, &fared)?;
         // Of guests that were not asked for.
-        unfinished.iter().for_each(Failure::note);
+        unfinished.iter().for_each(note);
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! ones, and only then are the cables plugged in.
 
 use crate::failure::{Code, Failure};
-use crate::output::foreign;
+use crate::text::foreign;
 use dewar_guest_qemu::identity::{NewAddress, cards, renew_addresses, set_links};
 use dewar_guest_qemu::start_from_state::{Machine, ReviveError};
 use dewar_guest_qemu::{Agent, Qmp, QmpError, RunState};

@@ -4,9 +4,8 @@ use crate::failure::{Code, Failure};
 use dewar_checkpoint::cores;
 use dewar_guest_qemu::launch::last_words;
 use dewar_memory::{SUM_BYTES, sum, sums};
-use dewar_registry::{Frozen, GuestFolder, GuestRecord, Kept, Phase, RamFile, SUMS_FILE};
+use dewar_registry::{GuestFolder, GuestRecord, RamFile, SUMS_FILE};
 use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::path::Path;
 
 /// The checksums of each RAM file, as they are kept.
@@ -51,58 +50,19 @@ pub fn check_memory(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Fa
     }
 }
 
-/// What has become of a guest whose QEMU died while `thaw` was about to let it
-/// run: it is frozen as before, if its memory proves that it never ran. A guest
-/// that ran for a moment must not begin again from an older state. Where its memory
-/// cannot be read nothing is decided.
-pub fn settle_unthawed(
-    folder: &GuestFolder,
-    mut record: GuestRecord,
-) -> Result<GuestRecord, Failure> {
-    let undecided = record.phase == Phase::Running && record.start_pending;
-    if !undecided || record.process.is_alive() {
-        return Ok(record);
-    }
-    let Some(Frozen { kept: Kept::InPlace { state, sum, sums, .. }, .. }) = &record.frozen else {
-        return Ok(record);
-    };
-    let never_ran = *sums && is_whole(folder, &record, state, sum).map_err(Failure::attention)?;
-    if never_ran {
-        record.phase = Phase::Frozen;
-    } else {
-        record.frozen = None;
-    }
-    record.start_pending = false;
-    folder.set_record(&record)?;
-    Ok(record)
-}
-
-fn is_whole(
-    folder: &GuestFolder,
-    record: &GuestRecord,
-    state: &Path,
-    sum: &str,
-) -> Result<bool, Failure> {
-    let kept = match fs::read(state) {
-        Ok(bytes) => is_state(&bytes, sum),
-        Err(error) if error.kind() == ErrorKind::NotFound => false,
-        Err(error) => return Err(unreadable(state, &error)),
-    };
-    let is_there = record.ram.iter().all(|file| file.path.exists());
-    Ok(kept && is_there && difference(folder, record)?.is_none())
-}
-
-fn is_state(bytes: &[u8], expected: &str) -> bool {
+/// Whether bytes are the state that has this checksum.
+pub fn is_state(bytes: &[u8], expected: &str) -> bool {
     format!("{:032x}", sum(bytes)) == expected
 }
 
-fn unreadable(state: &Path, error: &std::io::Error) -> Failure {
+/// Says that the state of a guest's devices cannot be read.
+pub fn unreadable(state: &Path, error: &std::io::Error) -> Failure {
     let what = format!("the state of its devices, {}: {error}", state.display());
     Failure::new(Code::Failed, what)
 }
 
 /// In what a guest's memory is not as it was.
-fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<String>, Failure> {
+pub fn difference(folder: &GuestFolder, record: &GuestRecord) -> Result<Option<String>, Failure> {
     let Some(before) = folder.read::<Vec<Vec<String>>>(SUMS_FILE)? else {
         return Ok(Some("has lost its checksums".to_owned()));
     };
@@ -128,18 +88,4 @@ pub fn unloadable(folder: &GuestFolder, error: &dyn std::fmt::Display) -> Failur
     let said = last_words(&log)
         .map_or_else(String::new, |said| format!("; QEMU said, in {}: {said}", log.display()));
     Failure::new(Code::Failed, format!("loading the device state: {error}{said}"))
-}
-
-/// What was said against forwarded ports, a line each.
-pub fn listed(unforwarded: &[String]) -> String {
-    unforwarded.iter().map(|said| format!("\nnot forwarded: {said}")).collect()
-}
-
-/// That a guest that is back has all the ports that it had.
-pub fn all_forwarded(name: &str, unforwarded: &[String]) -> Result<(), Failure> {
-    if unforwarded.is_empty() {
-        return Ok(());
-    }
-    let what = format!("not all ports of '{name}' could be forwarded again");
-    Err(Failure::new(Code::Attention, what).state("the guest is back"))
 }

@@ -9,13 +9,13 @@ use std::thread::{Builder, JoinHandle};
 /// Its files, which have no names any more. Dropped, they are given back.
 pub struct OldRam {
     files: Vec<File>,
-    giving_back: Option<JoinHandle<()>>,
+    freeing: Option<JoinHandle<()>>,
 }
 
 impl OldRam {
     /// Nobody else may have them open when they are to be given back.
     pub fn new(files: Vec<File>) -> Self {
-        Self { files, giving_back: None }
+        Self { files, freeing: None }
     }
 
     /// Begins to give it back, beside whatever we do next. Returns how many bytes
@@ -27,13 +27,13 @@ impl OldRam {
         let bytes = self.files.iter().filter_map(there).map(|it| it.blocks() * 512).sum();
         let files = std::mem::take(&mut self.files);
         // Where no thread can be made it is given back here and now.
-        self.giving_back = Builder::new().spawn(move || drop(files)).ok();
+        self.freeing = Builder::new().spawn(move || drop(files)).ok();
         bytes
     }
 
     /// Waits until all that was begun is given back.
     pub fn wait(&mut self) {
-        if let Some(thread) = self.giving_back.take() {
+        if let Some(thread) = self.freeing.take() {
             let _ = thread.join();
         }
     }

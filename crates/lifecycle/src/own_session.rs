@@ -11,7 +11,6 @@
 //! guardian brings the guest back. If the parent is stopped (SIGSTOP), the child goes on: a guest may
 //! be paused and wait for it.
 
-use crate::failure::{Code, Failure};
 use dewar_kernel::{OwnSession, are_sessions_groups, detach};
 use rustix::io::Errno;
 use rustix::process::{
@@ -20,18 +19,24 @@ use rustix::process::{
 };
 use std::process::{Command, ExitCode};
 
+/// What has become of a command that runs as a child.
+#[derive(Debug)]
+pub enum AsChild {
+    /// The child has ended, with this exit code.
+    Ended(ExitCode),
+    /// This process is such a child, and its parent has ended.
+    Orphan,
+}
+
 /// Tells a child whose it is.
 pub const PARENT: &str = "DEWAR_APART_OF";
 
-/// Runs this command as a child in a session of its own, where that is of use; returns
-/// its exit code when it has ended.
-pub fn run_as_child(json: bool) -> Option<ExitCode> {
+/// Runs this command as a child in a session of its own, where that is of use; returns when it has
+/// ended. Nothing where this process is to do the work itself.
+pub fn run_as_child() -> Option<AsChild> {
     if let Some(parent) = parent() {
         // It may have ended before it could be known that it did.
-        return (!ends_with(parent)).then(|| {
-            let what = "the process that this one works for has ended";
-            Failure::new(Code::Failed, what).state("nothing was done").report(json)
-        });
+        return (!ends_with(parent)).then_some(AsChild::Orphan);
     }
     if !are_sessions_groups() {
         return None;
@@ -47,9 +52,9 @@ pub fn run_as_child(json: bool) -> Option<ExitCode> {
                 let _ = kill_process(getpid(), Signal::STOP);
                 let _ = kill_process(child, Signal::CONT);
             }
-            Ok(Some((_, status))) => return Some(end_like(status)),
+            Ok(Some((_, status))) => return Some(AsChild::Ended(end_like(status))),
             Ok(None) | Err(Errno::INTR) => (),
-            Err(_) => return Some(ExitCode::FAILURE),
+            Err(_) => return Some(AsChild::Ended(ExitCode::FAILURE)),
         }
     }
 }

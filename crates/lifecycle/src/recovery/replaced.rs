@@ -13,7 +13,7 @@
 //! end it. After that the new guest has its place, and the file is removed.
 
 use crate::failure::{Code, Failure};
-use crate::verbs::stop::end;
+use crate::process::end_qemu;
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,15 +30,16 @@ pub fn kept(folder: &GuestFolder) -> Result<Option<GuestRecord>, Failure> {
     Ok(folder.read(FILE)?)
 }
 
-/// Finishes what a dead restore left, forward or back; one whose guest was being loaded is
+/// Finishes what a dead restore left, forward or back. A restore whose guest was being loaded is
 /// left to [`end_unfinished`].
-pub fn settle(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     match kept(folder)? {
-        Some(before) if record.process.is_same(&before.process) => rollback(folder),
-        Some(_) if record.phase != Phase::Restoring => forget(folder),
-        Some(_) if !record.process.is_alive() => end_unfinished(folder),
-        _ => Ok(()),
+        Some(before) if record.process.is_same(&before.process) => rollback(folder)?,
+        Some(_) if record.phase != Phase::Restoring => forget(folder)?,
+        Some(_) if !record.process.is_alive() => end_unfinished(folder)?,
+        _ => return Ok(record),
     }
+    Ok(folder.record()?)
 }
 
 /// Ends a QEMU whose restore was cut short before it ran, and brings the guest back in
@@ -52,7 +53,7 @@ pub fn end_loading(folder: &GuestFolder) -> Result<bool, Failure> {
     let record = folder.record_if_any()?;
     let Some(record) = record.filter(|it| it.phase == Phase::Restoring) else { return Ok(false) };
     if record.process.is_alive() {
-        end(&record)?;
+        end_qemu(&record)?;
     }
     folder.remove_ram(&record)?;
     Ok(true)

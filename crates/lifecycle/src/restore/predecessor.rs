@@ -1,8 +1,9 @@
 //! The guest whose name a restored one is to have.
 
-use crate::args::RestoreArgs;
-use crate::context::{Context, LockedGuest};
+use super::options::RestoreOptions;
 use crate::failure::{Code, Failure};
+use crate::host::Host;
+use crate::locked_guest::LockedGuest;
 use crate::ram_dir::ram_dir;
 use dewar_checkpoint::restore::hot_pages;
 use dewar_image::{ImageError, ImageReader, Record, RegionRecord, Store};
@@ -13,8 +14,8 @@ use std::fs::File;
 /// Ends the guest whose name the restored one is to have, when the image was found whole but for
 /// the pages themselves, and there is room for it.
 pub fn end_predecessor(
-    context: &Context,
-    args: &RestoreArgs,
+    host: &Host,
+    options: &RestoreOptions,
     store: &Store,
     image: &ImageReader,
     mut before: LockedGuest,
@@ -28,8 +29,8 @@ pub fn end_predecessor(
     };
     whole().map_err(|error| stays(error.into()))?;
     hot_pages(image).map_err(|error| stays(error.into()))?;
-    let ram_dir = ram_dir(args.ram_dir.clone());
-    let room = context.ram_room(&before.record.name, &ram_dir, args.overcommit);
+    let ram_dir = ram_dir(options.ram_dir.clone());
+    let room = host.ram_room(&before.record.name, &ram_dir, options.overcommit);
     let own: u64 =
         before.record.owned_ram.iter().filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum();
     let needed = image.record().memory.pages * PAGE_BYTES as u64;

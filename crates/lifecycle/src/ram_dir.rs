@@ -24,11 +24,11 @@ const COMMON: &str = "/dev/shm";
 pub const OWN: &str = "/run/dewar/ram";
 /// Who mounts it waits for others who do.
 const OWN_LOCK: &str = "/run/dewar/lock";
-/// Nearly all memory: what is promised to guests is counted ([`Context::ram_room`]), and half
+/// Nearly all memory: what is promised to guests is counted ([`Host::ram_room`]), and half
 /// of the memory, the kernel's default, would be refused to guests while it is free. Guests'
 /// names are not everybody's to read.
 ///
-/// [`Context::ram_room`]: crate::context::Context::ram_room
+/// [`Host::ram_room`]: crate::host::Host::ram_room
 const OPTIONS: &std::ffi::CStr = c"huge=advise,mode=0711,size=95%";
 /// How long another command may take to mount it.
 const MOUNTED_WITHIN: Duration = Duration::from_secs(5);

@@ -1,17 +1,16 @@
-//! What a person, or a program, is told when something fails.
+//! What a person, or a program, is told when something fails: what failed, in what state the guest is,
+//! what to do. Each error of the crates below becomes one such sentence.
 
-use crate::output::{printable, tell};
 use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::start_from_state::ReviveError;
-use dewar_guest_qemu::{DiskError, RecoverError};
+use dewar_guest_qemu::{DiskError, IncomingError, RecoverError};
 use dewar_image::ImageError;
+use dewar_qos::QosError;
 use dewar_registry::RegistryError;
-use serde_json::{Value, json};
-use std::io::Write;
-use std::process::ExitCode;
+use serde_json::Value;
 
 /// Exit codes; part of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +42,7 @@ pub struct Failure {
 pub const GONE: &str = "'dewar restore' brings it back from its newest checkpoint";
 
 impl Failure {
+    /// A failure with this exit code.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self { code, what: what.into(), state: None, advice: None, printed: false }
     }
@@ -80,12 +80,6 @@ impl Failure {
         self
     }
 
-    /// Tells it beside a command that goes on.
-    pub fn note(&self) {
-        // Nobody may be there to hear it.
-        let _ = writeln!(std::io::stderr(), "dewar: beside this: {}", printable(&self.whole()));
-    }
-
     /// All that it says, in one sentence.
     pub fn whole(&self) -> String {
         let more = [&self.state, &self.advice].into_iter().flatten();
@@ -97,14 +91,19 @@ impl Failure {
         self.code == Code::Attention
     }
 
-    /// Tells it and gives the exit code.
-    pub fn report(&self, json: bool) -> ExitCode {
-        // Nobody may be there to hear it.
-        let _ = writeln!(std::io::stderr(), "dewar: {}", printable(&self.whole()));
-        if json && !self.printed {
-            tell(self.beside(json!({})));
-        }
-        ExitCode::from(self.code as u8)
+    /// How it ends the command.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// Whether its result was printed, failure and all.
+    pub fn is_printed(&self) -> bool {
+        self.printed
+    }
+
+    /// What failed, without the guest's state and advice.
+    pub fn what(&self) -> &str {
+        &self.what
     }
 }
 
@@ -205,6 +204,15 @@ impl From<ReviveError> for Failure {
     }
 }
 
+impl From<IncomingError> for Failure {
+    fn from(error: IncomingError) -> Self {
+        match error {
+            IncomingError::Registry(error) => error.into(),
+            error => Self::new(Code::Failed, error.to_string()),
+        }
+    }
+}
+
 impl From<HandoverError> for Failure {
     fn from(error: HandoverError) -> Self {
         let what = error.to_string();
@@ -248,5 +256,44 @@ impl From<RecoverError> for Failure {
         Self::new(Code::Attention, error.to_string())
             .state("a guest is not as it was before a command that died")
             .advice("the same command tries again")
+    }
+}
+
+impl From<QosError> for Failure {
+    fn from(error: QosError) -> Self {
+        let text = error.to_string();
+        let unchanged = "its threads are scheduled as before";
+        match error {
+            QosError::Full { wanted, limit, others } => {
+                let free = limit - others.iter().map(|(_, share)| share).sum::<f64>();
+                // Rounded down: it is to be admitted with that.
+                let fits = (free.max(0.0) / wanted * 100.0 + 0.001).floor();
+                let advice = match fits >= 1.0 {
+                    true => format!("with {fits} % of its --max it would be admitted; "),
+                    false => String::new(),
+                };
+                Self::new(Code::Failed, text)
+                    .state(unchanged)
+                    .advice(format!("{advice}--overcommit admits it as it is"))
+            }
+            QosError::Held(_) => Self::new(Code::Failed, text)
+                .state("it goes on")
+                .advice("'dewar qos NAME --release' ends it"),
+            QosError::Reserved(task) => {
+                Self::new(Code::Failed, text).state(unchanged).advice(format!(
+                    "if nobody else gave it that, 'dewar qos --release --pid {}' takes it away",
+                    task.process
+                ))
+            }
+            QosError::Unreadable(_) => Self::new(Code::Failed, text)
+                .state(unchanged)
+                .advice("remove it when the guest that has its name has ended"),
+            QosError::NoDeadlines(_) | QosError::NoGroups(_) => {
+                Self::new(Code::Unsupported, text).state(unchanged)
+            }
+            QosError::Kernel(_) | QosError::File(..) | QosError::Busy(_) => {
+                Self::new(Code::Failed, text).state(unchanged)
+            }
+        }
     }
 }

@@ -1,0 +1,6 @@
+//! Results, as people and programs are told of them.
+
+pub mod back;
+pub mod checkpoint;
+pub mod guest;
+pub mod qos;

@@ -1,0 +1,8 @@
+//! One thing that was looked at.
+
+pub struct Finding {
+    pub name: &'static str,
+    pub needed_for: &'static str,
+    pub result: Result<String, String>,
+    pub required: bool,
+}

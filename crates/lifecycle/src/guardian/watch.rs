@@ -1,0 +1,121 @@
+//! The guardian's own life: it waits for the end of its command, and brings the guest back if that died.
+
+use super::words::{ALL_WELL, PAUSE, RESUMED, test_limit};
+use crate::failure::{Code, Failure};
+use crate::helper::Parent;
+use dewar_guest_qemu::{Qmp, recover};
+use dewar_image::{Location, Store};
+use dewar_kernel::{ProcessHandle, WakeTimer};
+use dewar_registry::{GuestLock, Registry};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// How often it tries to put the guest back, a second or more apart.
+const TRIES: u32 = 120;
+/// A command that has said nothing for so long, while its guest stands still, does nothing.
+const SILENT_FOR: Duration = Duration::from_secs(3);
+/// How often the kernel lets a stopped guardian go on.
+const WAKE_EVERY: Duration = Duration::from_secs(1);
+/// How long a killed command may take to be gone.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// How a command ended that was watched.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// All is as it should be.
+    Well,
+    /// It died.
+    Died,
+    /// It lets its guest stand still.
+    Hangs,
+}
+
+/// Waits for a command's end, or for a pause that is too long.
+fn wait_for_end(socket: &mut UnixStream) -> End {
+    let silent_for = test_limit().unwrap_or(SILENT_FOR);
+    let mut pause: Option<(Instant, u64)> = None;
+    let mut heard = Instant::now();
+    loop {
+        // Our own timer interrupts us: what is left is counted from the last word.
+        let left = pause.map(|(since, limit)| {
+            let left = Duration::from_millis(limit).saturating_sub(since.elapsed());
+            left.min(silent_for.saturating_sub(heard.elapsed()))
+        });
+        if left.is_some_and(|left| left.is_zero()) {
+            return End::Hangs;
+        }
+        if socket.set_read_timeout(left).is_err() {
+            return End::Died;
+        }
+        let mut word = [0];
+        match socket.read(&mut word) {
+            Ok(0) => return End::Died,
+            Ok(_) => heard = Instant::now(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                continue;
+            }
+            Err(_) => return End::Died,
+        }
+        match word[0] {
+            ALL_WELL => return End::Well,
+            PAUSE => {
+                let mut limit = [0; 8];
+                let told = socket.read_exact(&mut limit);
+                // Of one that died in the middle of a word it is heard next.
+                pause = told.ok().map(|()| (Instant::now(), u64::from_le_bytes(limit)));
+            }
+            RESUMED => pause = None,
+            _ => {}
+        }
+    }
+}
+
+/// The guardian's own life.
+///
+/// # Errors
+/// Where the command cannot be reached, or the guest not be brought back.
+pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(), Failure> {
+    let broken = |error: std::io::Error| Failure::new(Code::Failed, format!("guardian: {error}"));
+    let mut parent = Parent::of_this_process().map_err(broken)?;
+    let qmp = parent.receive_fd().map_err(broken)?;
+    let lock = GuestLock::inherit(parent.receive_fd().map_err(broken)?);
+    let command = ProcessHandle::from_pidfd(parent.receive_fd().map_err(broken)?);
+    // Without it a guardian that is stopped waits until it is let go on.
+    let _awake = WakeTimer::every(WAKE_EVERY);
+    parent.ready().map_err(broken)?;
+    match wait_for_end(parent.socket()) {
+        End::Well => return Ok(()),
+        End::Died => {}
+        End::Hangs => {
+            // It must not go on while the guest is put back.
+            let _ = command.kill();
+            command.ends_within(ENDS_WITHIN);
+        }
+    }
+    let folder = registry.guest(name)?;
+    let record = folder.record()?;
+    let mut inherited = Some(qmp);
+    let mut result = Ok(());
+    for _ in 0..TRIES {
+        let connect = || match inherited.take() {
+            Some(fd) => Ok(Qmp::take_over(fd)),
+            None => Qmp::of(&record),
+        };
+        result = recover(connect, &folder, &record);
+        if result.is_ok() {
+            break;
+        }
+        // A QEMU that hangs with its disk may come back.
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    // The dead command's half image goes too; whatever stays, the next writer
+    // removes.
+    let store = store.map(|url| Location::parse(url).and_then(|it| Store::open(&it)));
+    if let Some(Ok(store)) = store {
+        let _ = store.sweep();
+    }
+    drop(lock);
+    Ok(result?)
+}

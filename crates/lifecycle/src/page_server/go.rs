@@ -1,0 +1,13 @@
+//! What a page server is told when its guest's QEMU is there.
+
+use dewar_registry::ProcessId;
+use serde::{Deserialize, Serialize};
+
+/// The word to begin.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Go {
+    /// The guest's.
+    pub process: ProcessId,
+    /// The number under which that has `/dev/userfaultfd`, where it needs it.
+    pub device: Option<i32>,
+}

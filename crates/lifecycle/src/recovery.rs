@@ -1,0 +1,41 @@
+//! What a dead command left with a guest is finished by the next command that looks at it.
+//!
+//! Each feature that can leave something has one step here, in a file of its own. A step looks at the
+//! guest's folder and record; if it finds nothing of its feature, it does nothing. It may be tried
+//! again any number of times: a command can die in it, too.
+
+mod journal;
+mod pending_start;
+pub mod replaced;
+mod unthawed;
+
+pub use unthawed::recover_unthawed;
+
+use crate::failure::Failure;
+use dewar_registry::{GuestFolder, GuestRecord};
+
+/// Finishes what one feature left; returns the guest's record as it is then.
+type RecoveryStep = fn(&GuestFolder, GuestRecord) -> Result<GuestRecord, Failure>;
+
+/// In this order: the first puts QEMU and the disks right, and the others look at what it left.
+const STEPS: [RecoveryStep; 3] = [journal::recover, replaced::recover, recover_unthawed];
+
+/// Finishes what a dead command left with a guest. The caller has the guest's lock.
+///
+/// # Errors
+/// Where a step fails; the next command tries again.
+pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    STEPS.iter().try_fold(record, |record, step| step(folder, record))
+}
+
+/// The same for a guest that is to go on: one whose command died before it let the guest run is let
+/// run.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_and_start(
+    folder: &GuestFolder,
+    record: GuestRecord,
+) -> Result<GuestRecord, Failure> {
+    pending_start::recover(folder, recover(folder, record)?)
+}

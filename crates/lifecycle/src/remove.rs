@@ -1,0 +1,64 @@
+//! `rm`: a guest is forgotten.
+
+use crate::failure::Failure;
+use crate::host::Host;
+use crate::locked_guest::LockedGuest;
+use crate::process::connect;
+use crate::ram_dir::usual_dirs;
+use crate::tracking;
+use dewar_guest_qemu::launch::end_strays;
+use dewar_guest_qemu::{Journal, map_backends, remove_bitmaps};
+use dewar_registry::{GuestFolder, RegistryError};
+
+/// Ends a guest whatever state it is in, and forgets it. Returns what could not be put right of its
+/// disks: no later command will.
+///
+/// # Errors
+/// Where it does not end, or what was written to its disks lies in its folder still.
+pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failure> {
+    let folder = host.registry.guest(name)?;
+    if !folder.file("").exists() {
+        return Err(RegistryError::NoSuchGuest(name.to_owned()).into());
+    }
+    let lock = folder.lock()?;
+    let left = match folder.record() {
+        Ok(record) => {
+            let mut held = LockedGuest { folder: folder.clone(), record, lock };
+            let left = held.end().err();
+            if let Some(failure) = left {
+                if held.record.process.is_alive() || holds_disks(&folder) {
+                    return Err(failure);
+                }
+                held.folder.remove_ram(&held.record)?;
+                Some(failure.whole())
+            } else {
+                held.folder.remove_ram(&held.record)?;
+                None
+            }
+        }
+        // Its record is damaged or was never written: what there is of it goes by its name.
+        Err(_) => {
+            end_strays(&folder.file("qmp.sock"), None);
+            None
+        }
+    };
+    usual_dirs().into_iter().try_for_each(|it| folder.sweep_ram(it))?;
+    folder.remove_all()?;
+    Ok(left)
+}
+
+/// Whether the guest's folder holds what was written to a disk and is not in it yet.
+fn holds_disks(folder: &GuestFolder) -> bool {
+    let journal = Journal::load(folder).ok().flatten();
+    let inside = folder.file("");
+    journal.is_some_and(|it| it.disks.iter().any(|disk| disk.overlay.starts_with(&inside)))
+}
+
+/// Takes away what a checkpoint left in a QEMU for the next one: writes are not tracked any
+/// more, and nothing keeps its user from going back to a snapshot of their own.
+pub fn leave(guest: &LockedGuest) -> Option<()> {
+    let mut qmp = connect(&guest.record).ok()?;
+    let removed = remove_bitmaps(&mut qmp).ok();
+    let ram = map_backends(&mut qmp, &guest.record).ok()?;
+    tracking::end(&guest.folder, &guest.record, &ram).and(removed)
+}
