@@ -1,12 +1,11 @@
 //! The bulk pass: every page that stands still, straight from the guest's
 //! memory into the image.
 
-use crate::observe::Observer;
-use crate::spread::{Allowance, may_spread, spread};
-use crate::work::{Pieces, Workers};
+use crate::capture_context::CaptureContext;
+use crate::spread::{may_spread, spread};
+use crate::work::Pieces;
 use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
-use dewar_image::{ImageWriter, KeyedSink};
-use dewar_memory::{Ram, WriteTracker};
+use dewar_image::KeyedSink;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -37,22 +36,6 @@ impl Tally {
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
-}
-
-/// What the stages of a capture work on, and with.
-pub(crate) struct CaptureContext<'c, 't> {
-    /// The guest's memory.
-    pub ram: &'c Ram,
-    /// Where writes to it are recorded.
-    pub tracker: &'t WriteTracker,
-    /// Where its pages go.
-    pub writer: &'c ImageWriter<'c>,
-    /// Who wait for nothing and whom nobody waits for.
-    pub workers: &'c Workers,
-    /// How much of what stands still the dirty store takes, too.
-    pub allowance: &'c Allowance,
-    /// Who is told.
-    pub observer: &'c dyn Observer,
 }
 
 /// A bulk pass: what it has to do, and what nobody has taken of it yet.

@@ -26,13 +26,14 @@
 //! dirty sets go back to the tracker.
 
 use crate::CheckpointError;
-use crate::bulk::{CaptureContext, Pass, Tally, write_behind};
+use crate::allowance::Allowance;
+use crate::bulk::{Pass, Tally, write_behind};
+use crate::capture_context::CaptureContext;
 use crate::epochs::{self, Captures};
 use crate::observe::{Observer, Step, Timeline};
 use crate::page_sender::bulk_with_epochs;
-use crate::spread::Allowance;
 use crate::work::{Workers, cores};
-use dewar_codec::Codec;
+use dewar_codec::Compression;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
     CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, ImageOptions, ImageReader,
@@ -100,7 +101,7 @@ pub struct CheckpointOptions<'s> {
     /// Most bytes of captured pages that wait in memory.
     pub buffer_bytes: u64,
     /// For pages that are worth compressing.
-    pub codec: Codec,
+    pub compression: Compression,
     /// The codec's level.
     pub level: i32,
     /// Where the content of pages is looked for before they are stored.
@@ -156,7 +157,7 @@ fn capture<'s>(
     // An unwritable store is found before the guest is touched.
     let image = ImageOptions {
         pages: ram.pages(),
-        codec: options.codec,
+        compression: options.compression,
         level: options.level,
         dedup: options.dedup,
     };

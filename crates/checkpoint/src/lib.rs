@@ -5,9 +5,11 @@
 //! ([`restore::fill_files`]), or the guest first ([`restore::PageServer`]).
 #![forbid(unsafe_code)]
 
+mod allowance;
 mod buffer;
 mod bulk;
 mod capture;
+mod capture_context;
 mod compare;
 mod epochs;
 mod error;

@@ -8,7 +8,8 @@
 //! captured as without a dirty store.
 
 use crate::CheckpointError;
-use crate::bulk::{CaptureContext, Pass, Tally};
+use crate::bulk::{Pass, Tally};
+use crate::capture_context::CaptureContext;
 use crate::epochs::Captures;
 use crate::work::{Pieces, cores};
 use dewar_guest::Guest;

@@ -11,50 +11,12 @@
 //! would take all the pieces.
 
 use crate::CheckpointError;
-use crate::bulk::CaptureContext;
+use crate::allowance::PIECE;
+use crate::capture_context::CaptureContext;
 use crate::work::Pieces;
 use dewar_image::KeyedSink;
 use dewar_units::PageRange;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-
-/// Pages that a thread spreads at a time: an epoch waits for it.
-const PIECE: u64 = 128;
-
-/// How many pages may still be spread, and how many were.
-#[derive(Debug)]
-pub(crate) struct Allowance {
-    left: AtomicU64,
-    spread: AtomicU64,
-}
-
-impl Allowance {
-    pub(crate) fn new(pages: u64) -> Self {
-        Self { left: AtomicU64::new(pages), spread: AtomicU64::new(0) }
-    }
-
-    /// Whether no more may be spread.
-    fn is_used_up(&self) -> bool {
-        self.left.load(Ordering::Relaxed) < PIECE
-    }
-
-    /// The pages that were spread.
-    pub(crate) fn spread(&self) -> u64 {
-        self.spread.load(Ordering::Relaxed)
-    }
-
-    /// Sets a piece's pages aside for the thread that asks, or none.
-    fn reserve(&self) -> bool {
-        let rest = |left: u64| left.checked_sub(PIECE);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
-    }
-
-    /// Gives back what was reserved and not spread.
-    fn settle(&self, spread: u64) {
-        self.left.fetch_add(PIECE - spread, Ordering::Relaxed);
-        self.spread.fetch_add(spread, Ordering::Relaxed);
-    }
-}
 
 /// Whether there is something to spread, and more may be.
 pub(crate) fn may_spread(at: &CaptureContext<'_, '_>, pieces: &Pieces) -> bool {
@@ -81,32 +43,15 @@ where
             let mut put = start()?;
             while in_time() && allowance.reserve() {
                 let Some(piece) = pieces.take_last(PIECE) else {
-                    allowance.settle(0);
+                    allowance.free_rest(0);
                     break;
                 };
                 let count = put(piece, &mut sink)?;
-                allowance.settle(count);
+                allowance.free_rest(count);
             }
             sink.flush()?;
             Ok(())
         };
         work().inspect_err(|_| pieces.stop())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_is_spread_than_allowed() {
-        let allowance = Allowance::new(2 * PIECE - 1);
-        assert!(allowance.reserve() && !allowance.reserve(), "too few are left");
-        allowance.settle(PIECE - 1);
-        assert!(!allowance.is_used_up());
-        assert!(allowance.reserve());
-        allowance.settle(PIECE);
-        assert!(allowance.is_used_up() && !allowance.reserve());
-        assert_eq!(allowance.spread(), 2 * PIECE - 1);
-    }
 }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod qos;
+mod store;
 
 use clap::{Args, Parser, Subcommand};
 use dewar_units::parse_duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
+pub use store::StoreArgs;
 
 /// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
 #[derive(Debug, Parser)]
@@ -311,14 +313,6 @@ pub struct ReportArgs {
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub store: StoreArgs,
-}
-
-#[derive(Debug, Args)]
-pub struct StoreArgs {
-    /// Where checkpoints are kept: file:DIR, or redis://HOST[:PORT][,…][/DB] (rediss for TLS)
-    /// [default: file:ROOT/store].
-    #[arg(long, value_name = "URL")]
-    pub store: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -61,43 +61,61 @@ pub trait PageCodec {
     fn encode(&mut self, pages: &[u8], out: &mut Vec<u8>) -> Result<Codec, CodecError>;
 }
 
-/// Encodes frames with one codec.
+/// How the frames of an image, or of a stream, are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// All by one codec.
+    Only(Codec),
+    /// Each as much as there is time for ([`Planner`](crate::Planner)).
+    Auto,
+}
+
+/// Encodes frames, each with the codec that it is given.
 pub struct FrameEncoder {
     codec: Codec,
+    level: i32,
+    /// Made when it is first needed.
     zstd: Option<zstd::bulk::Compressor<'static>>,
 }
 
 impl FrameEncoder {
-    /// An encoder; `level` is Zstandard's and means nothing to the others.
+    /// An encoder that uses `codec` where it is not told otherwise; `level` is Zstandard's and means
+    /// nothing to the others.
+    pub fn new(codec: Codec, level: i32) -> Self {
+        Self { codec, level, zstd: None }
+    }
+
+    /// Replaces `out` by the frame that holds `pages`, as [`PageCodec::encode`] does, by this codec.
     ///
     /// # Errors
-    /// Where the library cannot be set up.
-    pub fn new(codec: Codec, level: i32) -> Result<Self, CodecError> {
-        let zstd = (codec == Codec::Zstd)
-            .then(|| zstd::bulk::Compressor::new(level))
-            .transpose()
-            .map_err(|cause| CodecError::Library { codec, cause: cause.to_string() })?;
-        Ok(Self { codec, zstd })
-    }
-}
-
-impl PageCodec for FrameEncoder {
-    fn encode(&mut self, pages: &[u8], out: &mut Vec<u8>) -> Result<Codec, CodecError> {
+    /// Where the codec's library fails.
+    pub fn encode_as(
+        &mut self,
+        codec: Codec,
+        pages: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Codec, CodecError> {
         debug_assert_eq!(pages.len() % PAGE_BYTES, 0);
-        let codec = self.codec;
         let library = |cause: String| CodecError::Library { codec, cause };
-        let bytes = match (codec, &mut self.zstd) {
-            (Codec::Lz4, _) => {
+        let bytes = match codec {
+            Codec::Lz4 => {
                 out.resize(lz4_flex::block::get_maximum_output_size(pages.len()), 0);
                 lz4_flex::block::compress_into(pages, out)
                     .map_err(|error| library(error.to_string()))?
             }
-            (Codec::Zstd, Some(zstd)) => {
+            Codec::Zstd => {
                 out.clear();
                 out.reserve(zstd::zstd_safe::compress_bound(pages.len()));
+                let zstd = match &mut self.zstd {
+                    Some(zstd) => zstd,
+                    none => none.insert(
+                        zstd::bulk::Compressor::new(self.level)
+                            .map_err(|error| library(error.to_string()))?,
+                    ),
+                };
                 zstd.compress_to_buffer(pages, out).map_err(|error| library(error.to_string()))?
             }
-            _ => pages.len(),
+            Codec::Raw => pages.len(),
         };
         if bytes >= pages.len() {
             out.clear();
@@ -106,6 +124,12 @@ impl PageCodec for FrameEncoder {
         }
         out.truncate(bytes);
         Ok(codec)
+    }
+}
+
+impl PageCodec for FrameEncoder {
+    fn encode(&mut self, pages: &[u8], out: &mut Vec<u8>) -> Result<Codec, CodecError> {
+        self.encode_as(self.codec, pages, out)
     }
 }
 
@@ -178,7 +202,7 @@ mod tests {
 
         #[test]
         fn pages_come_back(codec in codecs(), pages in pages()) {
-            let mut encoder = FrameEncoder::new(codec, 1).expect("encoder");
+            let mut encoder = FrameEncoder::new(codec, 1);
             let mut decoder = FrameDecoder::new().expect("decoder");
             let (mut stored, mut back) = (Vec::new(), Vec::new());
             let used = encoder.encode(&pages, &mut stored).expect("encode");

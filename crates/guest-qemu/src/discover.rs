@@ -96,7 +96,7 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
         false => Value::Null,
     };
     let disks = writable_disks(&blocks, &nodes, &mut reasons);
-    if crate::handover::is_same_namespace(record.process.pid, "mnt") {
+    if crate::namespaces::is_same_namespace(record.process.pid, "mnt") {
         let files: Vec<_> = disks.iter().map(|disk| record.folder.join(&disk.file)).collect();
         reasons.extend(closed_disk(record.process.pid, &files));
     }

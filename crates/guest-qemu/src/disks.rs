@@ -19,58 +19,24 @@
 //! the end; it is what the ordinary way and every recovery call.
 
 mod copy;
+mod error;
+mod jobs;
+mod nodes;
 
 pub(crate) use copy::{abandon_copy, copy, copy_offline};
+pub use error::DiskError;
 
 use crate::bitmaps;
 use crate::discover::Disk;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qemu_img::{self, STDIN, create_private};
-use crate::qmp::{Qmp, QmpError};
-use dewar_registry::{GuestFolder, RegistryError};
+use crate::qmp::Qmp;
+use dewar_registry::GuestFolder;
+use jobs::{POLL, abandon_job, job_state};
+use nodes::{MAKING, OPAQUE, absolute, delete_node, make_qcow2};
 use serde_json::{Value, json};
-use std::fs::{self, OpenOptions};
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// Marks the fd sets that are ours.
-const OPAQUE: &str = "dewar";
-/// The node and the job that make a file; one is made at a time.
-const MAKING: &str = "dewar-new";
-const POLL: Duration = Duration::from_millis(2);
-
-/// What can go wrong with a disk.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// QEMU.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// The journal.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// A file.
-    #[error("{0}: {1}")]
-    File(String, std::io::Error),
-    /// `qemu-img`.
-    #[error("qemu-img {0}")]
-    Tool(String),
-    /// An overlay is not newer than its disk any more.
-    #[error(
-        "{} was written by others since a checkpoint was cut short; what its guest had written then \
-         is in {}, and cannot be put into it any more", own.display(), overlay.display()
-    )]
-    Outdated {
-        /// The disk's own file.
-        own: PathBuf,
-        /// The overlay's file.
-        overlay: PathBuf,
-    },
-    /// A job in QEMU.
-    #[error("QEMU's job '{0}' failed: {1}")]
-    Job(String, String),
-}
 
 pub(crate) fn overlay_node(index: usize) -> String {
     format!("dewar-overlay-{index}")
@@ -110,30 +76,6 @@ pub(crate) fn prepare(
     });
     qmp.execute("blockdev-add", arguments)?;
     Ok(())
-}
-
-/// Has QEMU make an empty qcow2 file, over a file of that name and format; returns the name
-/// under which QEMU opens it, as [`hand_over`]. Starting `qemu-img` would take longer.
-fn make_qcow2(
-    qmp: &mut Qmp,
-    path: &Path,
-    below: Option<(&str, &str)>,
-    virtual_bytes: u64,
-    direct: bool,
-) -> Result<String, DiskError> {
-    create_private(path)?;
-    let file = hand_over(qmp, path, direct)?;
-    let node = json!({"driver": "file", "node-name": MAKING, "filename": file});
-    qmp.execute("blockdev-add", node)?;
-    let mut options = json!({"driver": "qcow2", "file": MAKING, "size": virtual_bytes});
-    if let Some((name, format)) = below {
-        options["backing-file"] = name.into();
-        options["backing-fmt"] = format.into();
-    }
-    qmp.execute("blockdev-create", json!({"job-id": MAKING, "options": options}))?;
-    await_job(qmp, MAKING)?;
-    qmp.execute("blockdev-del", json!({"node-name": MAKING}))?;
-    Ok(file)
 }
 
 /// Ends the making of a file that nobody waits for any more.
@@ -295,81 +237,6 @@ pub(crate) fn release_files(qmp: &mut Qmp) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Gives QEMU a file to open, whatever user it runs as and whatever it can
-/// see; returns the name under which it opens it. `direct` says that it will be
-/// opened past the page cache.
-fn hand_over(qmp: &mut Qmp, path: &Path, direct: bool) -> Result<String, DiskError> {
-    let open = |write: bool, flags: i32| {
-        OpenOptions::new()
-            .read(true)
-            .write(write)
-            .custom_flags(flags)
-            .open(path)
-            .map_err(|error| DiskError::File(format!("cannot open {}", path.display()), error))
-    };
-    let first = open(true, 0)?;
-    let set = qmp.execute_with_fd("add-fd", json!({"opaque": OPAQUE}), first.as_fd())?;
-    let set = &set["fdset-id"];
-    // QEMU looks for a descriptor with the access that it wants at the time;
-    // from 9.1 on its O_DIRECT must fit too.
-    let mut more = vec![open(false, 0)?];
-    if direct {
-        let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-        more.extend([open(true, flags)?, open(false, flags)?]);
-    }
-    for file in more {
-        let arguments = json!({"fdset-id": set, "opaque": OPAQUE});
-        qmp.execute_with_fd("add-fd", arguments, file.as_fd())?;
-    }
-    Ok(format!("/dev/fdset/{set}"))
-}
-
-struct JobState {
-    status: String,
-    error: Option<String>,
-}
-
-fn job_state(qmp: &mut Qmp, id: &str) -> Result<Option<JobState>, DiskError> {
-    let jobs = qmp.execute("query-jobs", json!({}))?;
-    Ok(jobs.as_array().into_iter().flatten().find(|job| job["id"] == id).map(|job| JobState {
-        status: job["status"].as_str().unwrap_or_default().to_owned(),
-        error: job["error"].as_str().map(str::to_owned),
-    }))
-}
-
-/// Waits for a job of ours to conclude, and dismisses it. One that somebody else dismissed
-/// may have failed.
-fn await_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
-    let failed = |why: String| DiskError::Job(id.to_owned(), why);
-    loop {
-        let Some(state) = job_state(qmp, id)? else {
-            return Err(failed("somebody else dismissed it".to_owned()));
-        };
-        if state.status == "concluded" {
-            qmp.execute("job-dismiss", json!({"id": id}))?;
-            return state.error.map_or(Ok(()), |error| Err(failed(error)));
-        }
-        std::thread::sleep(POLL);
-    }
-}
-
-/// Ends a job, if there is one.
-fn abandon_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
-    let mut asked = false;
-    while let Some(state) = job_state(qmp, id)? {
-        match state.status.as_str() {
-            "concluded" => drop(qmp.execute("job-dismiss", json!({"id": id}))?),
-            _ if !asked => {
-                asked = true;
-                // Refused where it concludes this very moment.
-                let _ = qmp.execute("job-cancel", json!({"id": id}));
-            }
-            _ => std::thread::sleep(POLL),
-        }
-    }
-    Ok(())
-}
-
 /// Whether an overlay has what its disk has not: while a device is attached to it, and
 /// also when that was unplugged, if the overlay was put on top and not written back.
 fn holds_writes(qmp: &mut Qmp, node: &str, disk: &JournaledDisk) -> Result<bool, DiskError> {
@@ -383,22 +250,6 @@ fn holds_writes(qmp: &mut Qmp, node: &str, disk: &JournaledDisk) -> Result<bool,
     let found = nodes.as_array().into_iter().flatten().find(|it| it["node-name"] == node);
     let was_put_on_top = found.is_some_and(|it| it["backing_file_depth"].as_u64() > Some(0));
     Ok(was_put_on_top && disk.current == Current::Overlay)
-}
-
-fn delete_node(qmp: &mut Qmp, node: &str) -> Result<(), DiskError> {
-    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
-    if nodes.as_array().into_iter().flatten().any(|it| it["node-name"] == node) {
-        qmp.execute("blockdev-del", json!({"node-name": node}))?;
-    }
-    Ok(())
-}
-
-fn absolute(file: &str, cwd: &Path) -> String {
-    if file.starts_with("json:") || file.contains("://") {
-        file.to_owned()
-    } else {
-        cwd.join(file).display().to_string()
-    }
 }
 
 fn remove_file(path: &Path) -> Result<(), DiskError> {

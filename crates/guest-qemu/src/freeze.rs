@@ -17,13 +17,16 @@ use crate::cmdline::{
 };
 use crate::guest::QemuGuest;
 use crate::handover::{
-    HandoverError, current_line, forwards, missing_file, named_ram, plan_on_its_ram,
-    refuse_another_user, refuse_other_files, refuse_other_network, stale_disk,
+    HandoverError, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
+    refuse_other_network,
 };
 use crate::journal::Journal;
 use crate::launch::{Inherited, LaunchError, Launched, end_strays, kill, launch};
+use crate::machine::command_line::current_line;
+use crate::machine::disks::{missing_file, stale_disk};
+use crate::machine::forwards::forwards;
 use crate::qmp::{Qmp, QmpError};
-use crate::recover::{RecoverError, change_settings, journal_of};
+use crate::rollback::{END_WITHIN, RollbackError, change_settings, journal_of};
 use crate::state::StateChannel;
 use dewar_guest::Guest;
 use dewar_kernel::huge_page_bytes;
@@ -112,7 +115,7 @@ pub fn stop_and_save(
 ///
 /// # Errors
 /// Where the journal cannot be closed.
-pub fn end_process(guest: &mut QemuGuest, record: &GuestRecord) -> Result<(), RecoverError> {
+pub fn end_process(guest: &mut QemuGuest, record: &GuestRecord) -> Result<(), RollbackError> {
     end(&guest.folder, record, Some(&mut guest.qmp))
 }
 
@@ -121,14 +124,14 @@ pub(crate) fn end(
     folder: &GuestFolder,
     record: &GuestRecord,
     qmp: Option<&mut Qmp>,
-) -> Result<(), RecoverError> {
+) -> Result<(), RollbackError> {
     let socket = folder.file("qmp.sock");
     if record.process.is_alive() {
         // Asked, it takes its sockets, its pid file and its network down.
         if let Some(qmp) = qmp {
             let _ = qmp.execute("quit", serde_json::json!({}));
         }
-        if !record.process.ends_within(crate::recover::END_WITHIN) {
+        if !record.process.ends_within(END_WITHIN) {
             kill(&record.process);
         }
     }

@@ -3,18 +3,16 @@
 mod journal_cache;
 mod machine;
 mod preconditions;
-mod uffd_access;
-
-pub use uffd_access::{close_userfaultfd_device, uffd_origin};
 
 use crate::bitmaps;
 use crate::discover::{Discovered, Disk, discover};
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
 use crate::qmp::Qmp;
-use crate::recover::{self, END_WITHIN, is_running, put_back_offline, rollback};
-use crate::run_state::RunState;
+use crate::rollback::{self, END_WITHIN, put_back_offline, rollback};
+use crate::run_state::{IO_ERROR, RunState, is_running};
 use crate::state::StateChannel;
+use crate::uffd_access::uffd_origin;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
@@ -163,7 +161,7 @@ impl QemuGuest {
     fn plan_journal(&mut self) -> Result<Journal, GuestError> {
         let cwd = self.record.folder.clone();
         self.step("looking at the settings", |qmp, found, folder| {
-            let settings = recover::journal_of(qmp, false)?;
+            let settings = rollback::journal_of(qmp, false)?;
             let was_running = settings.was_running;
             let held = Journal::load(folder).ok().flatten().is_some_and(|journal| journal.held);
             // A guest that stands still needs no overlays: nobody writes.
@@ -232,7 +230,7 @@ impl Guest for QemuGuest {
         self.refuse_what_cannot_be_saved()?;
         // Its user may have set them otherwise since.
         let settings =
-            self.step("looking at the settings", |qmp, _, _| recover::journal_of(qmp, false))?;
+            self.step("looking at the settings", |qmp, _, _| rollback::journal_of(qmp, false))?;
         let Journal { capabilities, tls_creds, bandwidth, .. } = settings;
         let before = self.journal()?;
         let journal = Journal { stopping: true, capabilities, tls_creds, bandwidth, ..before };
@@ -241,7 +239,7 @@ impl Guest for QemuGuest {
         self.note(journal.clone())?;
         // Not sooner: a migration or a snapshot that its user begins would be without RAM.
         self.channel = Some(self.step("preparing the device state", |qmp, _, _| {
-            recover::change_settings(qmp, &journal)?;
+            rollback::change_settings(qmp, &journal)?;
             StateChannel::open(qmp)
         })?);
         Ok(())
@@ -290,7 +288,7 @@ impl Guest for QemuGuest {
             // Asked first: by its answer QEMU has told of all that happened.
             let disturbed = is_running(qmp)? || qmp.resumes() != resumes;
             if !journal.held {
-                recover::resume(qmp, &journal)?;
+                rollback::resume(qmp, &journal)?;
             }
             Ok::<_, crate::qmp::QmpError>(disturbed)
         })?;
@@ -364,7 +362,7 @@ impl Guest for QemuGuest {
         match (status, is_under_way) {
             (Ok(state), Ok(false)) => match state.why_not_running() {
                 _ if state.is_running() => Health::Running,
-                Some(_) if self.ran && state.word() == recover::IO_ERROR => Health::IoStalled,
+                Some(_) if self.ran && state.word() == IO_ERROR => Health::IoStalled,
                 Some(why) => Health::Stands(format!("the guest {why}")),
                 None if self.ran => Health::Stands("somebody paused the guest".to_owned()),
                 None => Health::Paused,

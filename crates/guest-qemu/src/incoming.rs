@@ -17,12 +17,12 @@
 //! one lets the guest run by itself: what is committed when is in [`crate::handover`].
 
 use crate::discover::{map_ram_files, maps_file};
-use crate::guest::{close_userfaultfd_device, uffd_origin};
-use crate::handover::add_forwards;
 use crate::launch::kill;
+use crate::machine::forwards::add as add_forwards;
 use crate::qmp::{Qmp, QmpError};
 use crate::run_state::RunState;
 use crate::state::{self, StateError};
+use crate::uffd_access::{close_userfaultfd_device, uffd_origin};
 use dewar_guest::GuestError;
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};

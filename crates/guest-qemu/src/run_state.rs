@@ -2,8 +2,13 @@
 //! can be done with one that stands so.
 
 use crate::qmp::{Qmp, QmpError};
-use crate::recover::{IO_ERROR, RUNNING};
 use serde_json::json;
+
+pub(crate) const RUNNING: &str = "running";
+/// What QEMU calls a guest that stands still since a disk of it could not be written.
+pub(crate) const IO_ERROR: &str = "io-error";
+/// Why a sleeping guest is left where it is.
+pub(crate) const ASLEEP: &str = "it sleeps (ACPI S3), and could not be woken after; wake it first";
 
 /// A run state of QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +75,17 @@ impl RunState {
             _ => return None,
         })
     }
+}
+
+/// Whether the vCPUs run.
+pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    Ok(status(qmp)? == RUNNING)
+}
+
+/// QEMU's word for how the guest is (`RunState` in its qapi/run-state.json).
+pub(crate) fn status(qmp: &mut Qmp) -> Result<String, QmpError> {
+    let told = qmp.execute("query-status", json!({}))?;
+    Ok(told["status"].as_str().unwrap_or_default().to_owned())
 }
 
 impl std::fmt::Display for RunState {

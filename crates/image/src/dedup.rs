@@ -249,7 +249,7 @@ fn rows_of(
 mod tests {
     use super::*;
     use crate::{FrameCache, ImageOptions, Location};
-    use dewar_codec::Codec;
+    use dewar_codec::{Codec, Compression};
     use dewar_units::{PAGE_BYTES, PageNumber};
 
     #[test]
@@ -257,7 +257,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let store = Store::open_or_create(&Location::Folder(folder.path().join("s")));
         let store = store.expect("store");
-        let options = ImageOptions { pages: 2, codec: Codec::Zstd, level: 1, dedup: Dedup::Image };
+        let options = ImageOptions {
+            pages: 2,
+            compression: Compression::Only(Codec::Zstd),
+            level: 1,
+            dedup: Dedup::Image,
+        };
         let writer = store.begin(options, None).expect("begin");
         let (one, two) = ([1; PAGE_BYTES], [2; PAGE_BYTES]);
         let mut sink = writer.sink().expect("sink");

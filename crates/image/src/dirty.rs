@@ -227,7 +227,7 @@ impl<'w, 's> KeyedSink<'w, 's> {
             writer,
             pages,
             source,
-            encoder: FrameEncoder::new(Codec::Lz4, 0)?,
+            encoder: FrameEncoder::new(Codec::Lz4, 0),
             payload: Vec::new(),
             leaf: 0,
             batch: Vec::new(),

@@ -4,7 +4,8 @@
 use crate::ImageError;
 use crate::aligned::AlignedBytes;
 use crate::backend::Backend;
-use crate::store::segment_name;
+use crate::feed::Feed;
+use crate::segment::segment_name;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 
@@ -71,7 +72,7 @@ impl Drop for GivesUp<'_> {
 }
 
 impl Flusher {
-    pub(crate) fn start(backend: &Arc<dyn Backend>) -> Self {
+    pub(crate) fn start(backend: &Arc<dyn Backend>, feed: &Arc<Feed>) -> Self {
         let (queue, segments) = mpsc::sync_channel::<Finished>(FLUSHERS);
         let segments = Arc::new(Mutex::new(segments));
         let (spare, gate) = (Arc::default(), Arc::<Gate>::default());
@@ -79,7 +80,8 @@ impl Flusher {
             .map(|_| {
                 let (backend, segments) = (Arc::clone(backend), Arc::clone(&segments));
                 let (spare, gate) = (Arc::clone(&spare), Arc::clone(&gate));
-                std::thread::spawn(move || write_all(&*backend, &segments, &spare, &gate))
+                let feed = Arc::clone(feed);
+                std::thread::spawn(move || write_all(&*backend, &segments, &spare, &gate, &feed))
             })
             .collect();
         Self { queue, threads, spare, gate }
@@ -110,12 +112,14 @@ fn write_all(
     segments: &Mutex<mpsc::Receiver<Finished>>,
     spare: &Mutex<Vec<AlignedBytes>>,
     gate: &Gate,
+    feed: &Feed,
 ) -> Result<(), ImageError> {
     let _gives_up = GivesUp(gate);
     loop {
         let next = lock(segments).recv();
         let Ok((number, mut bytes)) = next else { return Ok(()) };
         backend.put_new(&segment_name(number), &bytes)?;
+        feed.taken(bytes.len());
         gate.leave();
         bytes.clear();
         lock(spare).push(bytes);

@@ -7,8 +7,8 @@ use crate::aligned::AlignedBytes;
 use crate::folder::Folder;
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::record::{ImageId, Record};
+use crate::segment::segment_name;
 use crate::segment::{SegmentBuilder, SegmentFile};
-use crate::store::segment_name;
 use crate::{Entry, SegmentId, table};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
 use dewar_units::PAGE_BYTES;
@@ -87,8 +87,7 @@ fn fuzz_frames() {
         .into_iter()
         .map(|codec| {
             let mut payload = Vec::new();
-            let codec =
-                FrameEncoder::new(codec, 1).and_then(|mut it| it.encode(&pages(), &mut payload));
+            let codec = FrameEncoder::new(codec, 1).encode(&pages(), &mut payload);
             let header = FrameHeader {
                 store: STORE,
                 segment: 5,

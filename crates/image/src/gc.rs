@@ -26,7 +26,7 @@
 
 use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
-use crate::store::segment_name;
+use crate::segment::segment_name;
 use crate::{Entry, ImageError, ImageId, KeyedSource, Place, Store, dirty, lease};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -22,6 +22,7 @@ mod dirty;
 mod disks;
 mod entry;
 mod error;
+mod feed;
 mod files;
 mod flush;
 mod folder;

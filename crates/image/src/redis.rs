@@ -22,6 +22,7 @@ mod connection;
 mod lock;
 mod pages;
 mod pool;
+mod shared;
 mod wire;
 
 use crate::ImageError;
@@ -29,7 +30,8 @@ use crate::backend::{Backend, Hold, Holding, Object};
 use crate::location::RedisPlace;
 use lock::{HeldKey, Keys};
 use pool::Pool;
-use redis::{Cmd, FromRedisValue, Script, cmd};
+use redis::cmd;
+use shared::{Shared, folder_of, is_large};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,13 +39,6 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Redis {
     shared: Arc<Shared>,
-}
-
-/// What open objects and holds share with the store.
-#[derive(Debug)]
-struct Shared {
-    pool: Pool,
-    prefix: String,
 }
 
 impl Redis {
@@ -74,101 +69,6 @@ impl Redis {
         let told = format!("{answer:?}");
         let mut policies = told.split("maxmemory_policy:").skip(1);
         Ok(policies.any(|policy| !policy.starts_with("noeviction")))
-    }
-}
-
-impl Shared {
-    fn ask<T: FromRedisValue>(
-        &self,
-        operation: &'static str,
-        object: &str,
-        command: &Cmd,
-    ) -> Result<T, ImageError> {
-        self.pool.run(operation, object, |connection| command.query(connection))
-    }
-
-    fn key(&self, name: &str) -> String {
-        match is_large(name) {
-            true => format!("{}:{name}", self.prefix),
-            false => self.small("", name),
-        }
-    }
-
-    /// A key in the slot of all small things.
-    fn small(&self, kind: &str, name: &str) -> String {
-        format!("{{{}}}:{kind}{name}", self.prefix)
-    }
-
-    fn index(&self, name: &str) -> String {
-        self.small("index:", folder_of(name).0)
-    }
-
-    /// Puts a small object and its index entry, in one step.
-    fn put_small(&self, name: &str, bytes: &[u8], only_new: bool) -> Result<bool, ImageError> {
-        let script = Script::new(
-            "if ARGV[3] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-             redis.call('SET', KEYS[1], ARGV[1])
-             redis.call('HSET', KEYS[2], ARGV[2], #ARGV[1])
-             return 1",
-        );
-        let mut call = script.key(self.key(name));
-        call.key(self.index(name)).arg(bytes).arg(folder_of(name).1).arg(u8::from(only_new));
-        self.pool.run("write", name, |connection| call.invoke(connection))
-    }
-
-    fn put_large(&self, name: &str, bytes: &[u8], only_new: bool) -> Result<(), ImageError> {
-        let note = |command| {
-            let mut note = cmd(command);
-            note.arg(self.index(name)).arg(folder_of(name).1).arg(bytes.len());
-            self.ask::<()>("write", name, &note)
-        };
-        note(if only_new { "HSET" } else { "HSETNX" })?;
-        let mut set = cmd("SET");
-        set.arg(self.key(name)).arg(bytes);
-        if only_new {
-            set.arg("NX");
-        }
-        let done: Option<String> = self.ask("write", name, &set)?;
-        // Where an answer was lost, it was we who put it.
-        if done.is_none() && self.get(name)?.as_deref() != Some(bytes) {
-            return Err(self.pool.error("write", name, "there is another object by this name"));
-        }
-        if !only_new {
-            note("HSET")?;
-        }
-        Ok(())
-    }
-
-    fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
-        let mut get = cmd("GET");
-        get.arg(self.key(name));
-        self.ask("read", name, &get)
-    }
-
-    fn size(&self, name: &str) -> Result<Option<u64>, ImageError> {
-        let mut size = cmd("STRLEN");
-        size.arg(self.key(name));
-        // No object whose length is asked for is empty.
-        let bytes: u64 = self.ask("read", name, &size)?;
-        Ok(Some(bytes).filter(|bytes| *bytes > 0))
-    }
-
-    fn remove(&self, name: &str) -> Result<(), ImageError> {
-        if !is_large(name) {
-            let script = Script::new(
-                "redis.call('DEL', KEYS[1])
-                 redis.call('HDEL', KEYS[2], ARGV[1])",
-            );
-            let mut call = script.key(self.key(name));
-            call.key(self.index(name)).arg(folder_of(name).1);
-            return self.pool.run("remove", name, |connection| call.invoke(connection));
-        }
-        let mut unlink = cmd("UNLINK");
-        unlink.arg(self.key(name));
-        self.ask::<()>("remove", name, &unlink)?;
-        let mut forget = cmd("HDEL");
-        forget.arg(self.index(name)).arg(folder_of(name).1);
-        self.ask("remove", name, &forget)
     }
 }
 
@@ -279,13 +179,4 @@ impl Object for Value {
         }
         Ok(())
     }
-}
-
-fn is_large(name: &str) -> bool {
-    name.starts_with("segments/") || name.starts_with("disks/")
-}
-
-/// The folder of a name, and the rest.
-fn folder_of(name: &str) -> (&str, &str) {
-    name.split_once('/').unwrap_or(("", name))
 }

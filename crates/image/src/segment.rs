@@ -3,7 +3,6 @@
 use crate::aligned::AlignedBytes;
 use crate::backend::{Backend, Object};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
-use crate::store::segment_name;
 use crate::{ImageError, SegmentId};
 use dewar_codec::Codec;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +59,11 @@ impl SegmentBuilder {
 
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Bytes that it has.
+    pub(crate) fn filled(&self) -> usize {
+        self.bytes.len()
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -131,6 +135,11 @@ fn end_checksum(header: &[u8], directory: &[u8], trailer: &[u8]) -> [u8; 16] {
     hasher.write(directory);
     hasher.write(trailer);
     hasher.finish_128().to_le_bytes()
+}
+
+/// The object's name in a store.
+pub(crate) fn segment_name(number: u64) -> String {
+    format!("segments/{number:016x}.seg")
 }
 
 /// A segment file, opened for reading; its directory is checked and in memory.

@@ -1,10 +1,11 @@
 use crate::dedup::Fingerprint;
-use crate::segment::SegmentBuilder;
+use crate::segment::{SEGMENT_BYTES, SegmentBuilder};
 use crate::stored::StoredPages;
 use crate::{Entry, FRAME_PAGES, ImageError, ImageWriter, PageAddress};
-use dewar_codec::{Codec, FrameEncoder, PageCodec, PageKind, classify};
+use dewar_codec::{Codec, FrameEncoder, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// One thread's way into an image: groups pages into frames, frames into
 /// segments of its own. [`PageSink::finish`] it before the image is finished.
@@ -16,6 +17,8 @@ pub struct PageSink<'w, 's> {
     compressible: OpenFrame,
     incompressible: OpenFrame,
     segment: Option<SegmentBuilder>,
+    /// When the last frame of pages was done.
+    since: Instant,
     /// The payload of the frame being encoded.
     payload: Vec<u8>,
     /// To compare with, where fingerprints are no proof.
@@ -37,7 +40,6 @@ struct OpenFrame {
 impl<'w, 's> PageSink<'w, 's> {
     pub(crate) fn new(
         writer: &'w ImageWriter<'s>,
-        codec: Codec,
         level: i32,
         yields: bool,
     ) -> Result<Self, ImageError> {
@@ -47,7 +49,8 @@ impl<'w, 's> PageSink<'w, 's> {
             again: HashMap::new(),
             writer,
             yields,
-            encoder: FrameEncoder::new(codec, level)?,
+            encoder: FrameEncoder::new(Codec::Zstd, level),
+            since: Instant::now(),
             compressible: OpenFrame::default(),
             incompressible: OpenFrame::default(),
             segment: None,
@@ -117,7 +120,8 @@ impl<'w, 's> PageSink<'w, 's> {
         let mut entries = Vec::with_capacity(pages.len());
         for group in pages.chunks(FRAME_PAGES) {
             let bytes = group.concat();
-            let at = self.encode(&bytes)?;
+            let codec = self.writer.feed().codec_of_tables();
+            let at = self.encode(codec, &bytes)?;
             entries.extend(addresses(at, group.len()));
         }
         Ok(entries)
@@ -150,7 +154,7 @@ impl<'w, 's> PageSink<'w, 's> {
             return Ok(());
         }
         let at = match kind {
-            PageKind::Compressible => self.encode(&frame.bytes)?,
+            PageKind::Compressible => self.encode_measured(&frame.bytes)?,
             _ => self.append(Codec::Raw, frame.pages.len(), &frame.bytes)?,
         };
         for (page, entry) in frame.pages.iter().zip(addresses(at, frame.pages.len())) {
@@ -176,10 +180,33 @@ impl<'w, 's> PageSink<'w, 's> {
         Ok(())
     }
 
+    /// Appends pages as a frame, compressed as much as there is time for.
+    fn encode_measured(&mut self, bytes: &[u8]) -> Result<PageAddress, ImageError> {
+        let feed = self.writer.feed();
+        let filled = self.segment.as_ref().map_or(0, SegmentBuilder::filled);
+        let codec = feed.codec(SEGMENT_BYTES.saturating_sub(filled));
+        let (began, other) = (Instant::now(), self.since.elapsed());
+        let at = self.encode(codec, bytes)?;
+        let made = self.payload.len();
+        let made = if codec == Codec::Raw { bytes.len() } else { made };
+        feed.learn(codec, bytes.len(), made, began.elapsed(), other);
+        self.since = Instant::now();
+        let full = feed.segment_bytes(SEGMENT_BYTES);
+        if self.segment.as_ref().is_some_and(|segment| segment.filled() >= full) {
+            self.close_segment()?;
+            // Waiting for the store is no work.
+            self.since = Instant::now();
+        }
+        Ok(at)
+    }
+
     /// Compresses pages and appends them as a frame; returns the address of the first.
-    fn encode(&mut self, bytes: &[u8]) -> Result<PageAddress, ImageError> {
+    fn encode(&mut self, codec: Codec, bytes: &[u8]) -> Result<PageAddress, ImageError> {
+        if codec == Codec::Raw {
+            return self.append(codec, bytes.len() / PAGE_BYTES, bytes);
+        }
         let mut payload = std::mem::take(&mut self.payload);
-        let codec = self.encoder.encode(bytes, &mut payload)?;
+        let codec = self.encoder.encode_as(codec, bytes, &mut payload)?;
         let at = self.append(codec, bytes.len() / PAGE_BYTES, &payload);
         self.payload = payload;
         at

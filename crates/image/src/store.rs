@@ -8,7 +8,7 @@ use crate::lease::{self, WriterLease};
 use crate::location::Location;
 use crate::record::MOST_RECORD_BYTES;
 use crate::redis::Redis;
-use crate::segment::SegmentFile;
+use crate::segment::{SegmentFile, segment_name};
 use crate::{
     ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record, SegmentId, dirty,
 };
@@ -362,10 +362,6 @@ impl Store {
 
 pub(crate) fn record_name(id: &ImageId) -> String {
     format!("images/{id}{RECORD_SUFFIX}")
-}
-
-pub(crate) fn segment_name(number: u64) -> String {
-    format!("segments/{number:016x}.seg")
 }
 
 fn hex(bytes: &[u8; 16]) -> String {

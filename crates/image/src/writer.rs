@@ -1,20 +1,24 @@
 mod ids;
 mod keyed;
+mod options;
 mod shared;
+
+pub use options::ImageOptions;
 
 use crate::aligned::AlignedBytes;
 use crate::dedup::{Dedup, Fingerprints};
 use crate::dirty::KeyedPages;
+use crate::feed::Feed;
 use crate::flush::{Flusher, Gate};
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
 use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
+use crate::segment::segment_name;
 use crate::segment_id::SegmentIds;
 use crate::sink::PageSink;
-use crate::store::{record_name, segment_name};
+use crate::store::record_name;
 use crate::table::{self, Table};
 use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
-use dewar_codec::Codec;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use shared::Shared;
 use std::path::{Path, PathBuf};
@@ -24,19 +28,6 @@ use std::time::Duration;
 
 /// Segment numbers taken from the store at a time.
 const BATCH: u64 = 16;
-
-/// What an image is made of.
-#[derive(Debug, Clone, Copy)]
-pub struct ImageOptions {
-    /// Pages of RAM.
-    pub pages: u64,
-    /// For pages that are worth it.
-    pub codec: Codec,
-    /// Its level, where it has levels.
-    pub level: i32,
-    /// Where the content of pages is looked for before they are stored.
-    pub dedup: Dedup,
-}
 
 /// An image that is being written. Dropped before [`ImageWriter::commit`], it
 /// leaves nothing behind.
@@ -56,6 +47,8 @@ pub struct ImageWriter<'s> {
     keyed: Option<(KeyedPages, u32)>,
     shared: Mutex<Shared>,
     ids: SegmentIds,
+    /// What the store takes, and how the frames are compressed for it.
+    feed: Arc<Feed>,
     /// `None` once the queue was closed.
     flusher: Mutex<Option<Flusher>>,
     committed: bool,
@@ -77,6 +70,7 @@ impl<'s> ImageWriter<'s> {
         let entries = (0..options.pages as usize)
             .map(|page| AtomicU64::new(known.get(page).unwrap_or(&Entry::UNSET).0))
             .collect();
+        let feed = Arc::new(Feed::new(options.compression));
         Ok(Self {
             store,
             id,
@@ -87,7 +81,8 @@ impl<'s> ImageWriter<'s> {
             keyed: None,
             shared: Mutex::new(Shared::new(lease, options.pages)),
             ids: SegmentIds::new()?,
-            flusher: Mutex::new(Some(Flusher::start(&store.shared_backend()))),
+            flusher: Mutex::new(Some(Flusher::start(&store.shared_backend(), &feed))),
+            feed,
             committed: false,
         })
     }
@@ -97,12 +92,17 @@ impl<'s> ImageWriter<'s> {
         &self.id
     }
 
+    /// How frames are compressed.
+    pub(crate) fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
     /// A way in for one thread.
     ///
     /// # Errors
     /// Where the codec cannot be set up.
     pub fn sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
-        PageSink::new(self, self.options.codec, self.options.level, false)
+        PageSink::new(self, self.options.level, false)
     }
 
     /// A way in for one thread whose pages give way to any that are decided
@@ -111,7 +111,7 @@ impl<'s> ImageWriter<'s> {
     /// # Errors
     /// Where the codec cannot be set up.
     pub fn yielding_sink(&self) -> Result<PageSink<'_, 's>, ImageError> {
-        PageSink::new(self, self.options.codec, self.options.level, true)
+        PageSink::new(self, self.options.level, true)
     }
 
     /// Says that these pages will be put: whatever was known of them is not
@@ -410,6 +410,7 @@ impl<'s> ImageWriter<'s> {
         drop(flusher);
         if let Some((queue, gate)) = way {
             gate.pass();
+            self.feed.given(bytes.len());
             if queue.send((number, bytes)).is_ok() {
                 return Ok(());
             }

@@ -10,7 +10,7 @@
 //! `DEWAR_WRITE_CHAIN=DIR`, `DEWAR_WRITE_ZSTD=DIR`, `DEWAR_WRITE_REDIS=FILE` and
 //! `DEWAR_WRITE_KEYED=DIR` (with the server's commands beside it) set.
 
-use dewar_codec::Codec;
+use dewar_codec::{Codec, Compression};
 use dewar_image::{
     Dedup, DirtyStore, DiskRecord, FrameCache, ImageError, ImageOptions, ImageWriter, Location,
     MemoryRecord, Record, RegionRecord, Store, collect, verify,
@@ -24,8 +24,12 @@ use std::process::Command;
 
 const VERSIONS: [&str; 2] = ["v1", "v2"];
 const PAGES: u64 = 600;
-const OPTIONS: ImageOptions =
-    ImageOptions { pages: PAGES, codec: Codec::Lz4, level: 1, dedup: Dedup::Off };
+const OPTIONS: ImageOptions = ImageOptions {
+    pages: PAGES,
+    compression: Compression::Only(Codec::Lz4),
+    level: 1,
+    dedup: Dedup::Off,
+};
 
 /// Pages 0-9 were never touched; 10 is zeros; 11 and 599 are text; 12 is noise.
 fn content(page: u64) -> Vec<u8> {
@@ -155,8 +159,12 @@ fn a_chain_of_each_version_is_read() {
     }
 }
 
-const ZSTD: ImageOptions =
-    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: -1, dedup: Dedup::Image };
+const ZSTD: ImageOptions = ImageOptions {
+    pages: PAGES,
+    compression: Compression::Only(Codec::Zstd),
+    level: -1,
+    dedup: Dedup::Image,
+};
 
 /// What the second image by Zstandard holds: from 300 on it has what the first one
 /// has from 200 on; what it has from 400 on is new.

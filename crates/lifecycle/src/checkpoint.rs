@@ -10,7 +10,7 @@ use crate::tracking::{self, Tracking};
 use dewar_checkpoint::{
     Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step, checkpoint,
 };
-use dewar_codec::Codec;
+use dewar_codec::Compression;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, Store};
@@ -30,7 +30,7 @@ pub struct CheckpointRequest {
     /// Most bytes of captured pages that are not written yet; by default half of the guest's RAM.
     pub buffer: Option<u64>,
     /// How pages are compressed.
-    pub codec: Codec,
+    pub compression: Compression,
     /// Where a page's content is looked for before it is stored.
     pub dedup: Dedup,
     /// The second store.
@@ -45,7 +45,7 @@ impl Default for CheckpointRequest {
             full: false,
             max_pause: Duration::from_millis(25),
             buffer: None,
-            codec: Codec::Zstd,
+            compression: Compression::Auto,
             dedup: Dedup::Off,
             dirty: None,
             tag: None,
@@ -162,7 +162,7 @@ pub fn take(
         known_tracker: tracking.as_ref().map(|tracking| tracking.tracker),
         max_pause: request.max_pause,
         buffer_bytes: request.buffer.unwrap_or_else(|| default_buffer(guest)),
-        codec: request.codec,
+        compression: request.compression,
         level: ZSTD_LEVEL,
         dedup: request.dedup,
         dirty: request.dirty,

@@ -6,7 +6,7 @@ use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::start_from_state::ReviveError;
-use dewar_guest_qemu::{DiskError, IncomingError, RecoverError};
+use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError};
 use dewar_image::ImageError;
 use dewar_qos::QosError;
 use dewar_registry::RegistryError;
@@ -45,6 +45,13 @@ impl Failure {
     /// A failure with this exit code.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self { code, what: what.into(), state: None, advice: None, printed: false }
+    }
+
+    /// What a command that died left could not be finished.
+    fn unfinished(error: &dyn std::error::Error) -> Self {
+        Self::new(Code::Attention, error.to_string())
+            .state("a guest is not as it was before a command that died")
+            .advice("the same command tries again")
     }
 
     /// Adds in what state the guest is.
@@ -236,15 +243,9 @@ impl From<HandoverError> for Failure {
     }
 }
 
-impl From<RecoverError> for Failure {
-    fn from(error: RecoverError) -> Self {
-        if let RecoverError::Handover(error) = error {
-            return match *error {
-                HandoverError::Unknown(..) => (*error).into(),
-                error => Self::from(error).attention(),
-            };
-        }
-        if let RecoverError::Disk(DiskError::Outdated { own, overlay }) = &error {
+impl From<RollbackError> for Failure {
+    fn from(error: RollbackError) -> Self {
+        if let RollbackError::Disk(DiskError::Outdated { own, overlay }) = &error {
             let (own, overlay) = (own.display(), overlay.display());
             return Self::new(Code::Attention, error.to_string())
                 .state("neither file was changed")
@@ -253,9 +254,20 @@ impl From<RecoverError> for Failure {
                      it, 'qemu-img commit {overlay}' before that would keep what the guest wrote"
                 ));
         }
-        Self::new(Code::Attention, error.to_string())
-            .state("a guest is not as it was before a command that died")
-            .advice("the same command tries again")
+        Self::unfinished(&error)
+    }
+}
+
+impl From<RecoverError> for Failure {
+    fn from(error: RecoverError) -> Self {
+        match error {
+            RecoverError::Rollback(error) => error.into(),
+            RecoverError::Handover(error) => match *error {
+                HandoverError::Unknown(..) => (*error).into(),
+                error => Self::from(error).attention(),
+            },
+            error => Self::unfinished(&error),
+        }
     }
 }
 

@@ -24,8 +24,8 @@ mod publish;
 mod thread_selection;
 
 use crate::cgroup_weight::Group;
+use crate::entry::BY_WEIGHT;
 use crate::law::{Bounds, Demand, Job, Law, Stepwise};
-use crate::ledger::BY_WEIGHT;
 use crate::ledger_writer::{LedgerWriter, Ticket};
 use crate::reservation::{Answer, LEAST_RUNTIME};
 use crate::{

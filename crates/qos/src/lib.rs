@@ -13,6 +13,7 @@
 
 mod cgroup_weight;
 mod controller;
+mod entry;
 mod error;
 mod heartbeats;
 pub mod law;
@@ -22,7 +23,8 @@ mod reservation;
 
 pub use cgroup_weight::Group;
 pub use controller::{Controller, Ended, LawKind, Subject, Target};
+pub use entry::{BY_WEIGHT, Entry, Owner, Promise, SavedTask, Seen};
 pub use error::QosError;
 pub use heartbeats::{Heartbeats, Port};
-pub use ledger::{BY_WEIGHT, Entry, Ledger, Owner, Promise, SavedTask, Seen, limit_of};
+pub use ledger::{Ledger, limit_of};
 pub use reservation::{Mechanism, Reservations, end_rescues, release};

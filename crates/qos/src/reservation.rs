@@ -24,9 +24,11 @@
 
 mod back;
 mod held;
+mod limits;
 
 pub use back::{end_rescues, release};
 use held::{Held, State};
+use limits::{HELPERS_NICE, LEAVES_WITHIN, RESCUE_PRIORITY, ROOM_AGAIN};
 
 use crate::cgroup_weight::Group;
 use crate::{Promise, QosError};
@@ -34,26 +36,14 @@ use dewar_kernel::{KernelError, Reservation, Scheduling, Task};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// What a guest's other threads (disks, network, timers) run at meanwhile, so that
-/// a reserved guest does not wait for its own disk behind a hog.
-const HELPERS_NICE: i32 = -10;
 /// What a thread runs at that must stay out of its reservation for a while: nobody
 /// else has to pay for that.
 const OUTSIDE_NICE: i32 = 0;
-/// What a thread runs at that has used up its promise while its job is not done: as
-/// a real-time thread. An ordinary one of the highest weight may wait for long where
-/// it comes from another class (seen on 6.18).
-const RESCUE_PRIORITY: u32 = 1;
 /// A shorter one is not worth two changes of the class.
 const SHORTEST_RESCUE: Duration = Duration::from_micros(500);
-/// How often a thread that waits for room is tried again.
-const ROOM_AGAIN: Duration = Duration::from_millis(2);
 /// By so much a guess of a thread's deadline may be too late, where its period is not
 /// short; a 32nd of it where it is.
 const DEADLINE_ERROR: Duration = Duration::from_millis(1);
-/// For so long nobody is promised less because of a thread that left the class just
-/// before, and keeps its bandwidth until its deadline.
-const LEAVES_WITHIN: Duration = Duration::from_millis(200);
 /// One that overran keeps it for some periods more; for so long at most the least is waited
 /// for, rather than to give up.
 const OVERRUN_CHARGE_MAX: Duration = Duration::from_secs(2);

@@ -1,7 +1,8 @@
 //! Disk copies of a guest whose store is no folder: on their way there, and
 //! brought back from there.
 
-use super::{GuestFolder, RegistryError, io_error};
+use crate::error::{RegistryError, io_error};
+use crate::folder::GuestFolder;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;

@@ -1,6 +1,5 @@
 //! What is known of a guest that has no process, or none that it is known to run in.
 
-use crate::{GuestFolder, RamFile};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -104,16 +103,3 @@ pub const SUMS_FILE: &str = "sums.json";
 pub const STATE_FILE: &str = ".state";
 /// In its folder from before a thaw starts a QEMU until the guest runs in it.
 pub const THAWING_FILE: &str = "thawing";
-
-impl GuestFolder {
-    /// Removes what was kept beside the RAM of a frozen guest, when it runs.
-    pub fn remove_kept(&self, ram: &[RamFile]) {
-        // What stays, the next freeze writes over.
-        for beside in ram.iter().filter_map(|file| file.path.parent()) {
-            let _ = fs::remove_file(self.ram_file(beside, STATE_FILE));
-        }
-        for name in [STATE_FILE, SUMS_FILE, THAWING_FILE] {
-            let _ = fs::remove_file(self.file(name));
-        }
-    }
-}

@@ -1,6 +1,7 @@
 //! What is known of a guest between commands.
 
-use super::{Frozen, ProcessId};
+use crate::frozen::Frozen;
+use crate::process::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

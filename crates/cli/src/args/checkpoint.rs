@@ -1,4 +1,4 @@
-use super::StoreArgs;
+use super::store::StoreArgs;
 use clap::{Args, ValueEnum};
 use dewar_units::{ByteSize, parse_duration};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct CheckpointArgs {
     #[arg(long)]
     pub full: bool,
     /// How pages are compressed.
-    #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
+    #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,
     /// Where a page's content is looked for before it is stored.
     #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
@@ -66,6 +66,8 @@ fn parse_tag(text: &str) -> Result<String, &'static str> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CodecChoice {
+    /// Each page as much as the cores have time for while the store writes.
+    Auto,
     /// Zstandard level -1: smallest.
     Zstd,
     /// LZ4: faster, larger.

@@ -3,7 +3,7 @@ use crate::context::Context;
 use crate::progress::Progress;
 use crate::render::checkpoint::{describe, to_json};
 use dewar_checkpoint::DirtyStoreOptions;
-use dewar_codec::Codec;
+use dewar_codec::{Codec, Compression};
 use dewar_guest::Health;
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, DirtyStore, Location, Store};
@@ -27,10 +27,11 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         full: args.full,
         max_pause,
         buffer: args.buffer.map(|size| size.0),
-        codec: match args.codec {
-            CodecChoice::Zstd => Codec::Zstd,
-            CodecChoice::Lz4 => Codec::Lz4,
-            CodecChoice::Raw => Codec::Raw,
+        compression: match args.codec {
+            CodecChoice::Auto => Compression::Auto,
+            CodecChoice::Zstd => Compression::Only(Codec::Zstd),
+            CodecChoice::Lz4 => Compression::Only(Codec::Lz4),
+            CodecChoice::Raw => Compression::Only(Codec::Raw),
         },
         dedup: match args.dedup {
             // Its hashes are as good.

@@ -1,6 +1,8 @@
 //! Copying disks that stand still.
 
-use super::{DiskError, abandon_job, absolute, await_job, delete_node, make_qcow2};
+use super::error::DiskError;
+use super::jobs::{abandon_job, await_job};
+use super::nodes::{absolute, delete_node, make_qcow2};
 use crate::bitmaps;
 use crate::discover::Disk;
 use crate::qemu_img::{self, STDIN, create_private};

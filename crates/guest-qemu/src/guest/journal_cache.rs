@@ -3,7 +3,7 @@
 
 use super::QemuGuest;
 use crate::journal::Journal;
-use crate::{recover, state};
+use crate::{rollback, state};
 use dewar_guest::GuestError;
 use dewar_registry::KeptDisk;
 use std::fs;
@@ -37,7 +37,7 @@ impl QemuGuest {
         if written.is_err() {
             let _ = self.step("letting it run", |qmp, _, _| {
                 let _ = noted.stopping.then(|| state::cancel_migration(qmp));
-                recover::resume(qmp, &noted)
+                rollback::resume(qmp, &noted)
             });
         }
         written.map_err(|error| self.failed("writing the journal again", error))

@@ -3,10 +3,9 @@
 use super::QemuGuest;
 use crate::cmdline::{disk_places, file_of, plan_restore};
 use crate::discover::Disk;
-use crate::handover::current_line;
 use crate::journal::Journal;
-use crate::recover;
-use crate::run_state::RunState;
+use crate::machine::command_line::current_line;
+use crate::run_state::{RUNNING, RunState};
 use dewar_guest::GuestError;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -85,7 +84,7 @@ impl QemuGuest {
         let held = Journal::load(&self.folder).ok().flatten().is_some_and(|it| it.held);
         let state = self.step("asking for its status", |qmp, _, _| RunState::of(qmp))?;
         // One that we hold still goes on where it is brought back.
-        let run_state = if held { recover::RUNNING } else { state.word() };
+        let run_state = if held { RUNNING } else { state.word() };
         let record = &self.record;
         Ok(json!({
             "hypervisor": "qemu",

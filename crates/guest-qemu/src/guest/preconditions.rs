@@ -3,11 +3,12 @@
 
 use super::QemuGuest;
 use crate::discover::Disk;
-use crate::handover::{ASLEEP, changed_medium, current_line, missing_file, unrestorable_disk};
 use crate::journal::Journal;
+use crate::machine::command_line::current_line;
+use crate::machine::disks::{changed_medium, missing_file, unrestorable_disk};
 use crate::qmp::QmpError;
-use crate::recover::{END_WITHIN, status};
-use crate::run_state::RunState;
+use crate::rollback::END_WITHIN;
+use crate::run_state::{ASLEEP, RunState, status};
 use crate::state;
 use dewar_guest::GuestError;
 use serde_json::json;

@@ -1,8 +1,8 @@
 //! The files of a running QEMU that another one takes over.
 
-use super::command_line::netdevs;
 use super::tap::TapHeader;
 use crate::cmdline::{Holder, Listening};
+use crate::machine::command_line::netdevs;
 use crate::qmp::{Qmp, QmpError};
 use dewar_kernel::{KernelError, ProcessHandle, RemoteFd, list_fds, tap_header_bytes};
 use rustix::net::{SocketAddrAny, getsockname, sockopt};

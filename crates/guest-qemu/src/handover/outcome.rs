@@ -1,6 +1,6 @@
 //! In which QEMU a guest is whose stream was begun.
 
-use super::Handover;
+use super::under_way::Handover;
 use crate::launch::kill;
 use crate::qmp::{Qmp, QmpError};
 use dewar_kernel::{Pid, ProcessHandle};

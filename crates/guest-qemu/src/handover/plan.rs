@@ -1,17 +1,20 @@
 //! What a hand-over needs, found out before anything is touched.
 
-use super::command_line::current_line;
-use super::disks::stale_disk;
-use super::forwards;
+use super::error::HandoverError;
 use super::inherited_files::OpenFiles;
 use super::tap::TapHeader;
-use super::{HandoverError, SOCKET};
+use super::under_way::SOCKET;
 use crate::cmdline::{
     RunPlan, TakeoverPlan, Unsupported, arguments, plan_run, take_over, without_ram_paths,
 };
 use crate::discover::maps_file;
 use crate::guest::QemuGuest;
+use crate::machine::command_line::current_line;
+use crate::machine::disks::stale_disk;
+use crate::machine::forwards;
+use crate::namespaces::is_same_namespace;
 use crate::qmp::Qmp;
+use crate::run_state::ASLEEP;
 use dewar_registry::{Forward, GuestRecord, RamFile};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -21,9 +24,6 @@ use std::path::{Path, PathBuf};
 
 const TERMINAL: &str = "it leaves the terminal that it was started on: what it prints there \
                         goes to its console.log, and nobody types to it";
-/// Why a sleeping guest is left where it is.
-pub(crate) const ASLEEP: &str = "it sleeps (ACPI S3), and could not be woken after; wake it first";
-
 /// A hand-over that can be begun.
 #[derive(Debug)]
 pub struct Plan {
@@ -229,13 +229,6 @@ fn other_network(process: i32) -> std::io::Result<Option<OwnedFd>> {
         return Ok(None);
     }
     File::open(format!("/proc/{process}/ns/net")).map(|file| Some(file.into()))
-}
-
-/// Whether a process and we are in the same namespace of a kind (namespaces(7)). One that
-/// may not be looked at counts as the same: it is of another user, which is refused.
-pub(crate) fn is_same_namespace(process: i32, kind: &str) -> bool {
-    let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
-    of(&process.to_string()).is_none_or(|theirs| Some(theirs) == of("self"))
 }
 
 /// That a guest is still what `line`, its present command line of a while ago, says:

@@ -1,17 +1,19 @@
 //! Starting the new QEMU and moving the guest.
 
+use super::error::HandoverError;
+use super::finish::{Moved, back, forward};
 use super::outcome::{Outcome, outcome};
+use super::plan::{Plan, refuse_what_changed, refuse_what_is_under_way};
 use super::tap::{self, TapKeeper};
-use super::{
-    Handover, HandoverError, Plan, SOCKET, Stage, back, forward, forwards, refuse_what_changed,
-    refuse_what_is_under_way,
-};
+use super::under_way::{Handover, SOCKET, Stage};
 use crate::guest::QemuGuest;
 use crate::incoming::{Incoming, IncomingError};
 use crate::journal::Journal;
 use crate::launch::{Inherited, Launched, launch};
+use crate::machine::forwards;
 use crate::qmp::QmpError;
-use crate::recover::{change_settings, is_running, journal_of};
+use crate::rollback::{change_settings, journal_of};
+use crate::run_state::is_running;
 use crate::state::{self, StateError};
 use dewar_guest::{Guest, GuestError};
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
@@ -28,17 +30,6 @@ pub struct Waiting<'g> {
     /// Until the new QEMU has set its taps up: the guest that it loads has its own way.
     keeper: Option<TapKeeper>,
     done: bool,
-}
-
-/// A guest that has moved.
-#[derive(Debug)]
-pub struct Moved {
-    /// Its record now; it tells what could not be given to the new QEMU.
-    pub record: GuestRecord,
-    /// How long the guest stood still, as the old QEMU counts it.
-    pub downtime_ms: Option<u64>,
-    /// Its new QEMU's version.
-    pub version: Option<String>,
 }
 
 impl Plan {

@@ -8,7 +8,7 @@
 //! swept in between. A shared lock is taken again, if the object
 //! is still there and no command has it exclusively: an object is removed before what it stands for.
 
-use super::Shared;
+use super::shared::Shared;
 use crate::ImageError;
 use crate::backend::{Held, Hold, Holding};
 use redis::Script;
@@ -151,7 +151,7 @@ impl Held for HeldKey {
         let then = "redis.call('SET', KEYS[2], ARGV[2])
              redis.call('HSET', KEYS[3], ARGV[3], #ARGV[2])";
         let keys = [self.shared.key(name), self.shared.index(name)];
-        let entry = super::folder_of(name).1.as_bytes();
+        let entry = super::shared::folder_of(name).1.as_bytes();
         let put = self.while_held("write", name, then, &[&keys[0], &keys[1]], &[bytes, entry]);
         // It may have been put at the first try, and the answer been lost until our
         // hold had run out.

@@ -1,7 +1,7 @@
 //! Images for tests: pages that differ from each other, and their records.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
-use dewar_codec::Codec;
+use dewar_codec::{Codec, Compression};
 use dewar_image::{
     Blob, Dedup, DiskRecord, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageWriter,
     Location, MemoryRecord, PageCounts, Record, RegionRecord, Store,
@@ -34,7 +34,12 @@ pub fn content(page: u64, version: u64) -> Vec<u8> {
 }
 
 pub fn options() -> ImageOptions {
-    ImageOptions { pages: PAGES, codec: Codec::Zstd, level: 1, dedup: Dedup::Off }
+    ImageOptions {
+        pages: PAGES,
+        compression: Compression::Only(Codec::Zstd),
+        level: 1,
+        dedup: Dedup::Off,
+    }
 }
 
 pub fn commit(writer: ImageWriter<'_>, disk: Option<&str>) -> Record {

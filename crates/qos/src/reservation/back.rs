@@ -1,7 +1,7 @@
 //! How threads get out of a reservation, from what was written down of them alone.
 
-use super::{HELPERS_NICE, LEAVES_WITHIN, RESCUE_PRIORITY, ROOM_AGAIN};
-use crate::{Entry, SavedTask};
+use super::limits::{HELPERS_NICE, LEAVES_WITHIN, RESCUE_PRIORITY, ROOM_AGAIN};
+use crate::entry::{Entry, SavedTask};
 use dewar_kernel::{Scheduling, Task, threads_of};
 use std::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use crate::REPEATS;
 use anyhow::{Context, Result};
-use dewar_codec::Codec;
+use dewar_codec::{Codec, Compression};
 use dewar_image::{
     Dedup, ImageId, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
 };
@@ -80,7 +80,12 @@ fn run(dewar: &Path, root: &Path, line: &[&str]) -> Result<Cost> {
 
 fn write(store: &Store, parent: Option<&ImageId>, number: u64) -> Result<ImageId> {
     let parent = parent.map(|id| store.open_image(id)).transpose()?;
-    let options = ImageOptions { pages: PAGES, codec: Codec::Zstd, level: -1, dedup: Dedup::Off };
+    let options = ImageOptions {
+        pages: PAGES,
+        compression: Compression::Only(Codec::Zstd),
+        level: -1,
+        dedup: Dedup::Off,
+    };
     let writer = store.begin(options, parent.as_ref())?;
     if parent.is_none() {
         writer.put_holes(PageRange::new(0, PAGES));

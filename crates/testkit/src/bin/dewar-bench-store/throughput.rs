@@ -5,7 +5,7 @@
 
 use crate::REPEATS;
 use anyhow::{Context, Result, bail};
-use dewar_codec::Codec;
+use dewar_codec::{Codec, Compression};
 use dewar_image::{
     Dedup, FrameCache, ImageId, ImageOptions, Location, MemoryRecord, Place, Record, RegionRecord,
     Store,
@@ -177,7 +177,12 @@ fn noise() -> Vec<u8> {
 }
 
 fn write(store: &Store, pages: u64, noise: &[u8]) -> Result<ImageId> {
-    let options = ImageOptions { pages, codec: Codec::Zstd, level: -1, dedup: Dedup::Off };
+    let options = ImageOptions {
+        pages,
+        compression: Compression::Only(Codec::Zstd),
+        level: -1,
+        dedup: Dedup::Off,
+    };
     let writer = store.begin(options, None)?;
     std::thread::scope(|scope| {
         let put = |from: u64| -> Result<()> {

@@ -9,8 +9,8 @@
 //! `-virtfs` in their order, then those of `-drive if=virtio`, then those of `-device` with
 //! JSON (`qemu_create_cli_devices` in system/vl.c).
 
-use super::command_line::CurrentError;
-use super::hotplug::{NAMED, NAMELESS, get};
+use super::error::CurrentError;
+use super::qom::{NAMED, NAMELESS, get};
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, monitor};
 use serde_json::Value;

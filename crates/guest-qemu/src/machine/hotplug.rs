@@ -8,14 +8,10 @@
 //! guest is touched. A device that stands on what cannot be given again is refused.
 
 use super::bus_addresses::as_written;
-use super::command_line::CurrentError;
+use super::error::CurrentError;
+use super::qom::{NAMED, NAMELESS, get};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
-
-/// Where QEMU keeps devices with a name.
-pub(super) const NAMED: &str = "/machine/peripheral";
-/// Where it keeps those without: it calls them `device[0]`, `device[1]` and so on.
-pub(super) const NAMELESS: &str = "/machine/peripheral-anon";
 
 /// Properties that people set and of which QEMU tells no default.
 const WITHOUT_DEFAULTS: [&str; 25] = [
@@ -143,11 +139,6 @@ fn came_later(
     let asked = devices.iter().map(|(name, _)| get(&path(name), "hotplugged"));
     let told = qmp.execute_all("qom-get", asked)?;
     Ok(told.into_iter().map(|later| later == true).collect())
-}
-
-/// The arguments of a question for a property.
-pub(super) fn get(path: &str, property: &str) -> Value {
-    json!({"path": path, "property": property})
 }
 
 /// A device that was plugged in, as `-device` takes it.

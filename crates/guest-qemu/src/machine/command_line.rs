@@ -5,6 +5,7 @@ use super::bus_addresses::{VacatedSlots, makes};
 use super::defaults::keep_defaults;
 use super::disks::on_its_snapshots;
 use super::ejected_media::without_ejected;
+use super::error::CurrentError;
 use super::hotplug::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
@@ -13,15 +14,6 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-
-/// Why it is not known how a guest could be started as it is now.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CurrentError {
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    #[error("{0}")]
-    Unknown(String),
-}
 
 /// The present form of the `line` that a QEMU was started with in `folder`.
 pub(crate) fn current_line(
@@ -263,7 +255,7 @@ fn id_of(argument: &Argument<'_>) -> Option<(Names, String)> {
 }
 
 /// Network backends and what is told of them.
-pub(super) fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
+pub(crate) fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
     Ok(told_netdevs(&monitor(qmp, "info network")?))
 }
 

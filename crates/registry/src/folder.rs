@@ -1,0 +1,256 @@
+//! The folder of one guest, and its lock.
+
+use crate::error::{RegistryError, io_error};
+use crate::frozen::{STATE_FILE, SUMS_FILE, THAWING_FILE};
+use crate::record::{GuestRecord, RamFile};
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often a lock that somebody has is tried again.
+const LOCK_POLL: Duration = Duration::from_millis(50);
+
+/// The folder of one guest.
+#[derive(Debug, Clone)]
+pub struct GuestFolder {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) ram_prefix: String,
+}
+
+/// The right to work on a guest; other commands are kept out while it lives.
+#[derive(Debug)]
+pub struct GuestLock {
+    file: File,
+}
+
+impl GuestLock {
+    /// The lock from a descriptor that a dead command left us.
+    pub fn inherit(fd: OwnedFd) -> Self {
+        Self { file: File::from(fd) }
+    }
+}
+
+impl AsFd for GuestLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl GuestFolder {
+    /// The guest's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The root that the folder is under.
+    pub fn root(&self) -> &Path {
+        self.path.parent().and_then(Path::parent).unwrap_or(&self.path)
+    }
+
+    /// A file in the folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The RAM file for backend `id` in `folder`; no other guest, of this root
+    /// or another, has this name.
+    pub fn ram_file(&self, folder: &Path, id: &str) -> PathBuf {
+        folder.join(format!("{}{id}", self.ram_prefix))
+    }
+
+    /// Removes RAM files that a command left in `folder` which died before it
+    /// could note them. Only while the guest is locked and does not run.
+    ///
+    /// # Errors
+    /// Where one cannot be removed.
+    pub fn sweep_ram(&self, folder: &Path) -> Result<(), RegistryError> {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&self.ram_prefix) {
+                let path = entry.path();
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the folder where it is missing.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn make(&self) -> Result<(), RegistryError> {
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
+        make.map_err(io_error("create", &self.path))
+    }
+
+    /// Takes the lock, as soon as nobody has it, within `patience`.
+    ///
+    /// # Errors
+    /// As [`GuestFolder::lock`].
+    pub fn lock_within(&self, patience: Duration) -> Result<GuestLock, RegistryError> {
+        let began = Instant::now();
+        loop {
+            match self.lock() {
+                Err(RegistryError::Locked(_)) if began.elapsed() < patience => {
+                    std::thread::sleep(LOCK_POLL);
+                }
+                locked => return locked,
+            }
+        }
+    }
+
+    /// Makes the folder where it is missing, and takes the lock.
+    ///
+    /// # Errors
+    /// [`RegistryError::Locked`] where another command holds it.
+    pub fn lock(&self) -> Result<GuestLock, RegistryError> {
+        self.make()?;
+        let path = self.file("lock");
+        let file = private(OpenOptions::new().write(true).create(true).truncate(false))
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| RegistryError::Locked(self.name.clone()))?;
+        Ok(GuestLock { file })
+    }
+
+    /// The guest's record.
+    ///
+    /// # Errors
+    /// [`RegistryError::NoSuchGuest`] where there is none.
+    pub fn record(&self) -> Result<GuestRecord, RegistryError> {
+        self.record_if_any()?.ok_or_else(|| RegistryError::NoSuchGuest(self.name.clone()))
+    }
+
+    /// The guest's record, where there is one. What cannot be read is no guest that is not
+    /// there.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn record_if_any(&self) -> Result<Option<GuestRecord>, RegistryError> {
+        self.read("guest.json")
+    }
+
+    /// Writes the record.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn set_record(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        self.write("guest.json", record)
+    }
+
+    /// Reads a JSON file of the folder; `None` where there is none.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RegistryError> {
+        let path = self.file(name);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| io_error("read", &path)(io::Error::other(error))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("read", &path)(error)),
+        }
+    }
+
+    /// Writes a JSON file of the folder in one step, and to disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
+        let file = self.replace(name, value, File::sync_all);
+        file.and_then(|()| File::open(&self.path)?.sync_all())
+            .map_err(io_error("write", &self.file(name)))
+    }
+
+    /// The same for what is worth nothing when the host has restarted: it does not wait
+    /// for the disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write_for_now<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
+        self.replace(name, value, |_| Ok(())).map_err(io_error("write", &self.file(name)))
+    }
+
+    fn replace<T: Serialize>(
+        &self,
+        name: &str,
+        value: &T,
+        sync: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let part = self.file(&format!("{name}.part"));
+        let mut text = serde_json::to_vec(value)?;
+        text.push(b'\n');
+        let mut file =
+            private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
+        // At once: written straight to a file each word of it would be a call.
+        file.write_all(&text)?;
+        sync(&file)?;
+        fs::rename(&part, self.file(name))
+    }
+
+    /// Removes a file of the folder, if it is there, for good.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<(), RegistryError> {
+        let path = self.file(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(io_error("remove", &path)(error)),
+            Ok(()) => File::open(&self.path)
+                .and_then(|folder| folder.sync_all())
+                .map_err(io_error("sync", &self.path)),
+        }
+    }
+
+    /// Removes the RAM files of a guest whose process has ended. Their memory is
+    /// given back when what is returned is dropped, which takes a while.
+    ///
+    /// # Errors
+    /// Where one cannot be removed.
+    pub fn remove_ram(&self, record: &GuestRecord) -> Result<Vec<File>, RegistryError> {
+        let mut unnamed = Vec::new();
+        self.remove_kept(&record.ram);
+        for path in &record.owned_ram {
+            unnamed.extend(File::open(path));
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("remove", path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(unnamed)
+    }
+
+    /// Removes what was kept beside the RAM of a frozen guest, when it runs.
+    pub fn remove_kept(&self, ram: &[RamFile]) {
+        // What stays, the next freeze writes over.
+        for beside in ram.iter().filter_map(|file| file.path.parent()) {
+            let _ = fs::remove_file(self.ram_file(beside, STATE_FILE));
+        }
+        for name in [STATE_FILE, SUMS_FILE, THAWING_FILE] {
+            let _ = fs::remove_file(self.file(name));
+        }
+    }
+
+    /// Removes the folder, and with it the guest.
+    ///
+    /// # Errors
+    /// Where something cannot be removed.
+    pub fn remove_all(&self) -> Result<(), RegistryError> {
+        fs::remove_dir_all(&self.path).map_err(io_error("remove", &self.path))
+    }
+}
+
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.mode(0o600)
+}

@@ -1,0 +1,85 @@
+//! All guests under one root.
+
+use crate::error::{RegistryError, io_error};
+use crate::folder::GuestFolder;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// How the names of all RAM files begin that are Dewar's.
+pub const RAM_PREFIX: &str = "dewar-";
+/// The root of everything that Dewar keeps on a host.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    root: PathBuf,
+}
+
+impl Registry {
+    /// The registry in `root`.
+    pub fn new(root: &Path) -> Self {
+        Self { root: std::path::absolute(root).unwrap_or_else(|_| root.to_owned()) }
+    }
+
+    /// The root folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A short text that tells this root from others on the host.
+    pub fn tag(&self) -> String {
+        format!("{:08x}", fnv1a(self.root.as_os_str().as_bytes()))
+    }
+
+    /// The default store's folder.
+    pub fn default_store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The names of all guests, in order.
+    ///
+    /// # Errors
+    /// Where they cannot be listed: who asks may remove what no guest needs.
+    pub fn names(&self) -> Result<Vec<String>, RegistryError> {
+        let folder = self.root.join("guests");
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries
+                .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+                .map_err(io_error("list", &folder))?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let record = entry.path().join("guest.json");
+            if record.try_exists().map_err(io_error("look for", &record))? {
+                names.extend(entry.file_name().into_string());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// The folder of a guest, existing or not.
+    ///
+    /// # Errors
+    /// Where the name cannot be a guest's.
+    pub fn guest(&self, name: &str) -> Result<GuestFolder, RegistryError> {
+        let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        let first = name.chars().next();
+        if name.len() > 40
+            || !name.chars().all(fits)
+            || !first.is_some_and(|it| it.is_ascii_alphanumeric())
+        {
+            return Err(RegistryError::BadName(name.to_owned()));
+        }
+        // '@' is in no name, so no guest's prefix begins another's.
+        let ram_prefix = format!("{RAM_PREFIX}{}@{name}@", self.tag());
+        let path = self.root.join("guests").join(name);
+        Ok(GuestFolder { name: name.to_owned(), path, ram_prefix })
+    }
+}
+
+/// FNV-1a, 32 bits: the same in every build.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
