@@ -3,41 +3,66 @@
 //! Threads encode frames into pieces (a store's segments, a link's messages) and hand each to a *sink*
 //! that writes or sends one after the other. Compressed less than they could be, the pieces keep the sink
 //! busy for longer than needed; compressed more, the sink waits for the cores. Between the two lies a
-//! mixture, and it is found frame by frame with one question: **will my piece be there before the sink
-//! has nothing to do?**
+//! mixture that keeps both busy to the end, and it is found frame by frame.
+//!
+//! For a codec `c` let `cost(c)` be the seconds that a thread needs for a byte of pages, finding and
+//! copying it included, and `ratio(c)` the bytes that come out of one, those of pages that no codec
+//! shrinks and that are found meanwhile included. `left` are the bytes that are
+//! left of the thread's piece. The sink has something to do for
 //!
 //! ```text
-//!   left of the piece, in bytes                    bytes that the sink has not taken
-//!   --------------------------- * seconds a byte  <=  ---------------------------------
-//!      bytes out a byte in           in                    bytes that it takes a second
+//!   T = bytes that it was given and has not taken / bytes that it takes a second
 //! ```
 //!
-//! A frame gets the codec that compresses most of those for which this holds, and is stored raw where it
-//! holds for none. All terms but the first are measured while it runs: cost and ratio of each codec on
-//! the frames before, the sink's speed over what it took last while it had something to do.
+//! A frame gets the codec that compresses most of those with which the piece is there before the sink
+//! has nothing to do:
 //!
-//! - A slow sink has much before it at all times: everything is compressed most.
-//! - A fast one is soon done with what it has: everything is stored raw, as fast as memory is copied.
-//! - In between the sink is never idle, and the cores compress in the time that this leaves.
+//! ```text
+//!   left / ratio(c) * cost(c) <= T
+//! ```
 //!
-//! There is no clock in here: a simulated host tests it.
+//! and is stored raw where that is none. Two cases come first, in which it gets the codec that compresses
+//! most: all threads together keep the sink busy by that alone (`threads * ratio(c) / cost(c)` is more
+//! than what it takes a second), or the sink has nearly as much before it as it may be given.
+//!
+//! So a slow sink gets everything compressed most; a fast one gets everything raw, as fast as memory is
+//! copied; in between the sink is never idle, and the cores compress in the time that this leaves. All
+//! terms are measured while it runs: cost and ratio on the frames before, the sink's speed over what it
+//! took last while it had something to do.
+//!
+//! There is no clock in here: `tests/planner.rs` runs it on simulated hosts and compares it with the best
+//! mixture that there is on each.
 
 use crate::Codec;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// From the one that compresses most to the one that does not.
+/// Those that are chosen from.
 const CODECS: [Codec; 3] = [Codec::Zstd, Codec::Lz4, Codec::Raw];
+/// Nothing is divided by less.
+const LEAST_RATIO: f64 = 1e-3;
+/// The share of a sink's room from which on it has enough.
+const NEARLY_FULL: f64 = 0.6;
+/// So much faster than the sink the threads must be that it surely does not wait for them.
+const MARGIN: f64 = 1.1;
+/// A thread that spent so long on a frame's pages was waiting for something.
+const IDLE: Duration = Duration::from_millis(2);
 /// What a sink is taken to take in a second until it is measured.
 const UNKNOWN_SPEED: f64 = 1e9;
 /// A sink's speed is that of about so many bytes.
 const SPEED_OVER: f64 = 64e6;
 /// The share of one frame in what is known of a codec.
 const WEIGHT: f64 = 1.0 / 16.0;
+/// How many threads there are is what they worked in at least so many seconds; and the share of one such
+/// time in that.
+const THREADS_OVER: f64 = 0.005;
+const THREADS_WEIGHT: f64 = 0.25;
 /// A codec that was not used for so many frames is tried: it may be another on these pages.
-const TRY_AFTER: u32 = 128;
+const TRY_AFTER: u32 = 512;
+/// A codec that was never used is tried after so many.
+const FIRST_TRY_AFTER: u32 = 8;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
-pub const FIRST_PIECE_BYTES: u64 = 1 << 20;
+pub const FIRST_PIECE_BYTES: u64 = 512 << 10;
 
 /// What is known of a codec.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +73,15 @@ struct Known {
     ratio: f64,
     /// Frames since it was last used.
     unused: u32,
+    /// How often it was used.
+    uses: u32,
+}
+
+impl Known {
+    /// Whether it is to be tried, to know more of it.
+    fn is_due(&self) -> bool {
+        self.unused > if self.uses == 0 { FIRST_TRY_AFTER } else { TRY_AFTER }
+    }
 }
 
 #[derive(Debug)]
@@ -55,6 +89,13 @@ struct State {
     codecs: [Known; CODECS.len()],
     /// Seconds that a thread needs for a byte of pages beside encoding.
     other: f64,
+    /// Bytes that go into its piece meanwhile, for a byte of pages: of pages that no codec shrinks.
+    beside: f64,
+    /// How many threads encode at a time.
+    threads: f64,
+    /// Seconds that threads worked since the sink was given something.
+    worked: f64,
+    given_at: Duration,
     /// Bytes that the sink was given and has not taken.
     backlog: u64,
     /// Since when it has had something to do, or was last asked how long.
@@ -63,52 +104,79 @@ struct State {
     taken: (f64, f64),
 }
 
+/// A frame that was encoded.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame {
+    /// Bytes of pages.
+    pub read: u64,
+    /// Bytes that the codec made of them.
+    pub made: u64,
+    /// The time that it took.
+    pub took: Duration,
+    /// The time that the thread spent on finding and copying pages since the frame before.
+    pub other: Duration,
+    /// Bytes that it put into its piece since then of pages that no codec shrinks.
+    pub beside: u64,
+}
+
 /// Chooses codecs for the threads that feed one sink.
 #[derive(Debug)]
 pub struct Planner {
+    /// Bytes that the sink may be given before it has taken any.
+    room: u64,
     state: Mutex<State>,
 }
 
-impl Default for Planner {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Planner {
-    /// A planner that knows nothing of its sink.
-    pub fn new() -> Self {
+    /// A planner that knows of its sink only how many bytes it may be given before it has taken any.
+    pub fn new(room: u64) -> Self {
         // As on guests' pages on a slow core; the first frames correct it.
-        let known = |cost, ratio| Known { cost, ratio, unused: 0 };
+        let known = |cost, ratio| Known { cost, ratio, unused: 0, uses: 0 };
         let codecs = [known(1.5e-9, 0.4), known(1.2e-9, 0.5), known(0.1e-9, 1.0)];
         let state = State {
             codecs,
             other: 0.3e-9,
+            beside: 0.0,
+            threads: 1.0,
+            worked: 0.0,
+            given_at: Duration::ZERO,
             backlog: 0,
             busy_since: Duration::ZERO,
             taken: (0.0, 0.0),
         };
-        Self { state: Mutex::new(state) }
+        Self { room, state: Mutex::new(state) }
     }
 
     /// The codec for a thread's next frame, when so many bytes are left of its piece.
     pub fn choose(&self, left: u64) -> Codec {
         let mut state = self.lock();
         state.codecs.iter_mut().for_each(|known| known.unused += 1);
-        let untried = CODECS.iter().zip(&state.codecs).find(|(_, it)| it.unused > TRY_AFTER);
+        let untried = CODECS.iter().zip(&state.codecs).find(|(_, it)| it.is_due());
         if let Some((codec, _)) = untried {
             return *codec;
         }
         // At the beginning the sink waits for the first piece, which is short.
         if !state.is_measured() {
-            return CODECS[0];
+            return Codec::Lz4;
         }
         let time = state.backlog as f64 / state.speed();
-        let is_there = |known: &&Known| {
-            left as f64 / known.ratio.max(1e-3) * (known.cost + state.other) <= time
+        let hardest = CODECS.into_iter().zip(&state.codecs);
+        let hardest = hardest.min_by(|(_, one), (_, other)| one.ratio.total_cmp(&other.ratio));
+        let is_full = state.backlog as f64 >= NEARLY_FULL * self.room as f64;
+        let keeps_up = |known: &Known| {
+            let made = state.threads * state.made(known) / (known.cost + state.other);
+            made >= MARGIN * state.speed()
         };
-        let place = state.codecs.iter().position(|known| is_there(&known));
-        CODECS[place.unwrap_or(CODECS.len() - 1)]
+        if let Some((codec, _)) = hardest.filter(|(_, known)| is_full || keeps_up(known)) {
+            return codec;
+        }
+        let is_there = |known: &Known| {
+            let seconds_a_byte = (known.cost + state.other) / state.made(known);
+            left as f64 * seconds_a_byte <= time
+        };
+        let fitting = CODECS.into_iter().zip(&state.codecs).filter(|(_, known)| is_there(known));
+        let smallest = fitting.min_by(|(_, one), (_, other)| one.ratio.total_cmp(&other.ratio));
+        smallest.map_or(Codec::Raw, |(codec, _)| codec)
     }
 
     /// How many bytes make a piece full, of so many at most.
@@ -116,18 +184,25 @@ impl Planner {
         if self.lock().is_measured() { most } else { most.min(FIRST_PIECE_BYTES) }
     }
 
-    /// Says what a codec made of a frame: bytes in, bytes out, and the time that it took. `other` is
-    /// what the thread spent on these pages before.
-    pub fn learn(&self, codec: Codec, read: u64, made: u64, took: Duration, other: Duration) {
+    /// Says what a codec made of a frame, and what the thread did before.
+    pub fn learn(&self, codec: Codec, frame: &Frame) {
+        let Frame { read, made, took, other, beside } = *frame;
         let mut state = self.lock();
         let per_byte = |time: Duration| time.as_secs_f64() / read.max(1) as f64;
         let blend = |old: f64, new: f64| old + (new - old) * WEIGHT;
-        state.other = blend(state.other, per_byte(other));
+        state.beside = blend(state.beside, beside as f64 / read.max(1) as f64);
+        state.worked += took.as_secs_f64();
+        if other < IDLE {
+            state.other = blend(state.other, per_byte(other));
+            state.worked += other.as_secs_f64();
+        }
         let Some(place) = CODECS.iter().position(|it| *it == codec) else { return };
         let known = &mut state.codecs[place];
-        known.cost = blend(known.cost, per_byte(took));
-        known.ratio = blend(known.ratio, made as f64 / read.max(1) as f64);
-        known.unused = 0;
+        // What was believed before counts for nothing.
+        let weight = WEIGHT.max(1.0 / f64::from(known.uses + 1));
+        known.cost += (per_byte(took) - known.cost) * weight;
+        known.ratio += (made as f64 / read.max(1) as f64 - known.ratio) * weight;
+        (known.unused, known.uses) = (0, known.uses.saturating_add(1));
     }
 
     /// Says that the sink was given a piece of so many bytes.
@@ -135,6 +210,12 @@ impl Planner {
         let mut state = self.lock();
         state.count_busy(now);
         state.backlog += bytes;
+        let elapsed = now.saturating_sub(state.given_at).as_secs_f64();
+        if elapsed > THREADS_OVER {
+            let threads = state.worked / elapsed;
+            state.threads += (threads - state.threads) * THREADS_WEIGHT;
+            (state.worked, state.given_at) = (0.0, now);
+        }
     }
 
     /// Says that the sink has taken a piece.
@@ -155,6 +236,11 @@ impl Planner {
 }
 
 impl State {
+    /// Bytes that go into a piece with a byte of pages.
+    fn made(&self, known: &Known) -> f64 {
+        (known.ratio + self.beside).max(LEAST_RATIO)
+    }
+
     fn is_measured(&self) -> bool {
         self.taken.0 > 0.0
     }

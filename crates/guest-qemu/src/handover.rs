@@ -22,7 +22,7 @@
 //! the old QEMU stands still until it is told to run. Dewar tells it so only if
 //! the new QEMU is dead and never resumed the guest. It knows that by the events
 //! on a connection that was there before the stream began
-//! ([`Qmp::has_resumed`]), or by the old QEMU's word that the stream is not
+//! ([`has_resumed`](crate::Qmp::has_resumed)), or by the old QEMU's word that the stream is not
 //! complete. (QEMU's return path would have the old one resume on its own when
 //! the new one dies; but the new one lets the guest run *before* it answers
 //! there, and a guest that wrote to its memory for a moment must not go on

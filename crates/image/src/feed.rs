@@ -1,7 +1,7 @@
 //! How the frames of an image are compressed, and for a store of which speed.
 
-use dewar_codec::{Codec, Compression, Planner};
-use std::time::{Duration, Instant};
+use dewar_codec::{Codec, Compression, Frame, Planner};
+use std::time::Instant;
 
 /// What the threads that encode and those that write tell each other.
 pub(crate) struct Feed {
@@ -11,8 +11,9 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    pub(crate) fn new(compression: Compression) -> Self {
-        Self { began: Instant::now(), compression, planner: Planner::new() }
+    /// For a store that is given so many bytes before it has taken any.
+    pub(crate) fn new(compression: Compression, room: usize) -> Self {
+        Self { began: Instant::now(), compression, planner: Planner::new(room as u64) }
     }
 
     /// The codec of a frame of pages, where so many bytes are left of its segment.
@@ -39,18 +40,10 @@ impl Feed {
         }
     }
 
-    /// A frame was encoded: bytes in and out, the time that it took, and the time that its pages took
-    /// before.
-    pub(crate) fn learn(
-        &self,
-        codec: Codec,
-        read: usize,
-        made: usize,
-        took: Duration,
-        other: Duration,
-    ) {
+    /// A frame was encoded.
+    pub(crate) fn learn(&self, codec: Codec, frame: &Frame) {
         if self.compression == Compression::Auto {
-            self.planner.learn(codec, read as u64, made as u64, took, other);
+            self.planner.learn(codec, frame);
         }
     }
 

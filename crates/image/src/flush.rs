@@ -12,6 +12,9 @@ use std::thread::JoinHandle;
 /// Segments on their way to the store at a time.
 const FLUSHERS: usize = 3;
 
+/// Segments that are written, or wait for it, at most.
+pub(crate) const ON_THEIR_WAY: usize = 2 * FLUSHERS;
+
 /// A segment's number and bytes.
 type Finished = (u64, AlignedBytes);
 
@@ -58,6 +61,24 @@ impl Gate {
     fn leave(&self) {
         lock(&self.state).on_their_way -= 1;
         self.changed.notify_all();
+    }
+}
+
+/// Says that segments go one by one ([`ImageWriter::narrowly`](crate::ImageWriter::narrowly)).
+#[must_use]
+pub struct Narrowly(Option<Arc<Gate>>);
+
+impl Narrowly {
+    /// From now on, through this gate.
+    pub(crate) fn through(gate: Option<Arc<Gate>>) -> Self {
+        gate.iter().for_each(|gate| gate.set_narrow(true));
+        Self(gate)
+    }
+}
+
+impl Drop for Narrowly {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gate| gate.set_narrow(false));
     }
 }
 

@@ -2,7 +2,7 @@ use crate::dedup::Fingerprint;
 use crate::segment::{SEGMENT_BYTES, SegmentBuilder};
 use crate::stored::StoredPages;
 use crate::{Entry, FRAME_PAGES, ImageError, ImageWriter, PageAddress};
-use dewar_codec::{Codec, FrameEncoder, PageKind, classify};
+use dewar_codec::{Codec, Frame, FrameEncoder, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,6 +19,8 @@ pub struct PageSink<'w, 's> {
     segment: Option<SegmentBuilder>,
     /// When the last frame of pages was done.
     since: Instant,
+    /// Bytes of pages since then that no codec shrinks.
+    beside: u64,
     /// The payload of the frame being encoded.
     payload: Vec<u8>,
     /// To compare with, where fingerprints are no proof.
@@ -51,6 +53,7 @@ impl<'w, 's> PageSink<'w, 's> {
             yields,
             encoder: FrameEncoder::new(Codec::Zstd, level),
             since: Instant::now(),
+            beside: 0,
             compressible: OpenFrame::default(),
             incompressible: OpenFrame::default(),
             segment: None,
@@ -155,7 +158,10 @@ impl<'w, 's> PageSink<'w, 's> {
         }
         let at = match kind {
             PageKind::Compressible => self.encode_measured(&frame.bytes)?,
-            _ => self.append(Codec::Raw, frame.pages.len(), &frame.bytes)?,
+            _ => {
+                self.beside += frame.bytes.len() as u64;
+                self.append(Codec::Raw, frame.pages.len(), &frame.bytes)?
+            }
         };
         for (page, entry) in frame.pages.iter().zip(addresses(at, frame.pages.len())) {
             self.set(*page, entry);
@@ -184,27 +190,35 @@ impl<'w, 's> PageSink<'w, 's> {
     fn encode_measured(&mut self, bytes: &[u8]) -> Result<PageAddress, ImageError> {
         let feed = self.writer.feed();
         let filled = self.segment.as_ref().map_or(0, SegmentBuilder::filled);
-        let codec = feed.codec(SEGMENT_BYTES.saturating_sub(filled));
+        let wanted = feed.codec(SEGMENT_BYTES.saturating_sub(filled));
         let (began, other) = (Instant::now(), self.since.elapsed());
-        let at = self.encode(codec, bytes)?;
-        let made = self.payload.len();
-        let made = if codec == Codec::Raw { bytes.len() } else { made };
-        feed.learn(codec, bytes.len(), made, began.elapsed(), other);
+        let mut payload = std::mem::take(&mut self.payload);
+        let codec = match wanted {
+            Codec::Raw => Codec::Raw,
+            _ => self.encoder.encode_as(wanted, bytes, &mut payload)?,
+        };
+        let made = if codec == Codec::Raw { bytes } else { &payload };
+        let frame = Frame {
+            read: bytes.len() as u64,
+            made: made.len() as u64,
+            took: began.elapsed(),
+            other,
+            beside: std::mem::take(&mut self.beside),
+        };
+        feed.learn(wanted, &frame);
+        // What it costs to append it belongs to the next frame.
         self.since = Instant::now();
+        let at = self.append(codec, bytes.len() / PAGE_BYTES, made);
+        self.payload = payload;
         let full = feed.segment_bytes(SEGMENT_BYTES);
         if self.segment.as_ref().is_some_and(|segment| segment.filled() >= full) {
             self.close_segment()?;
-            // Waiting for the store is no work.
-            self.since = Instant::now();
         }
-        Ok(at)
+        at
     }
 
     /// Compresses pages and appends them as a frame; returns the address of the first.
     fn encode(&mut self, codec: Codec, bytes: &[u8]) -> Result<PageAddress, ImageError> {
-        if codec == Codec::Raw {
-            return self.append(codec, bytes.len() / PAGE_BYTES, bytes);
-        }
         let mut payload = std::mem::take(&mut self.payload);
         let codec = self.encoder.encode_as(codec, bytes, &mut payload)?;
         let at = self.append(codec, bytes.len() / PAGE_BYTES, &payload);
@@ -243,7 +257,10 @@ impl<'w, 's> PageSink<'w, 's> {
         self.again.clear();
         let Some(segment) = self.segment.take() else { return Ok(()) };
         let (number, bytes) = segment.finish();
-        self.writer.submit(number, bytes)
+        self.writer.submit(number, bytes)?;
+        // To wait for the store is no work.
+        self.since = Instant::now();
+        Ok(())
     }
 }
 

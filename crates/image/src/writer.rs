@@ -9,11 +9,11 @@ use crate::aligned::AlignedBytes;
 use crate::dedup::{Dedup, Fingerprints};
 use crate::dirty::KeyedPages;
 use crate::feed::Feed;
-use crate::flush::{Flusher, Gate};
+use crate::flush::{Flusher, Narrowly, ON_THEIR_WAY};
 use crate::lease::WriterLease;
 use crate::reader::ImageReader;
 use crate::record::{Blob, DiskLayer, DiskRecord, ImageId, PageCounts, Record};
-use crate::segment::segment_name;
+use crate::segment::{SEGMENT_BYTES, segment_name};
 use crate::segment_id::SegmentIds;
 use crate::sink::PageSink;
 use crate::store::record_name;
@@ -70,7 +70,7 @@ impl<'s> ImageWriter<'s> {
         let entries = (0..options.pages as usize)
             .map(|page| AtomicU64::new(known.get(page).unwrap_or(&Entry::UNSET).0))
             .collect();
-        let feed = Arc::new(Feed::new(options.compression));
+        let feed = Arc::new(Feed::new(options.compression, ON_THEIR_WAY * SEGMENT_BYTES));
         Ok(Self {
             store,
             id,
@@ -365,9 +365,7 @@ impl<'s> ImageWriter<'s> {
     /// fills them feels how slow it is.
     pub fn narrowly(&self) -> Narrowly {
         let flusher = self.flusher.lock().unwrap_or_else(|locked| locked.into_inner());
-        let gate = flusher.as_ref().map(|flusher| flusher.queue().1);
-        gate.iter().for_each(|gate| gate.set_narrow(true));
-        Narrowly(gate)
+        Narrowly::through(flusher.as_ref().map(|flusher| flusher.queue().1))
     }
 
     /// Bounds how long what fails in the store is tried again, from now on.
@@ -409,8 +407,9 @@ impl<'s> ImageWriter<'s> {
         let way = flusher.as_ref().map(Flusher::queue);
         drop(flusher);
         if let Some((queue, gate)) = way {
-            gate.pass();
+            // What waits at the gate is before the store, too.
             self.feed.given(bytes.len());
+            gate.pass();
             if queue.send((number, bytes)).is_ok() {
                 return Ok(());
             }
@@ -422,16 +421,6 @@ impl<'s> ImageWriter<'s> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(|locked| locked.into_inner())
-    }
-}
-
-/// Says that segments go one by one ([`ImageWriter::narrowly`]).
-#[must_use]
-pub struct Narrowly(Option<Arc<Gate>>);
-
-impl Drop for Narrowly {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|gate| gate.set_narrow(false));
     }
 }
 

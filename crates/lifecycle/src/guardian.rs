@@ -21,7 +21,7 @@
 //!
 //! So a command that is stopped, or that hangs, does not leave the guest paused. The
 //! guardian itself cannot be kept stopped: a timer of the kernel lets it go on each second
-//! ([`WakeTimer`]). What remains is in docs/threat-model.md: a frozen control group, a
+//! ([`dewar_kernel::WakeTimer`]). What remains is in docs/threat-model.md: a frozen control group, a
 //! debugger.
 //!
 //! If both are killed, the journal remains, and the next command that looks at
