@@ -2,6 +2,7 @@
 
 use dewar_codec::{Codec, Frame, Planner};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -182,6 +183,11 @@ fn between_them_cores_and_sink_finish_together() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
+        ..ProptestConfig::default()
+    })]
+
     /// Whatever the host: it is near the best mixture, or as good as the best codec alone where pieces
     /// are too long for a mixture; and it never makes more than the plain pages.
     #[test]

@@ -57,7 +57,8 @@ pub struct QosOptions {
 }
 
 /// Holds a guest's deadlines until a signal or the guest's end; `each_second` is told how it fares.
-/// Returns what was seen in all; nothing where the guest was gone before.
+/// Returns what was seen in all; nothing where the guest was gone before. The signals are those of this
+/// thread: a thread that is started before would be ended by them.
 ///
 /// # Errors
 /// Where there is no such guest, it has no port for heartbeats, or no CPU can be promised.

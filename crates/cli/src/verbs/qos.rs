@@ -71,8 +71,11 @@ fn options(rate: f64, args: &QosArgs) -> QosOptions {
 
 /// Holds a guest's deadlines until Ctrl-C or the guest's end.
 fn hold(context: &Context, name: &str, options: &QosOptions) -> Result<(), Failure> {
-    let view = View::start();
-    let seen = serve(context, name, options, &warn, &mut |entry| view.show(line(entry)))?;
+    let mut view = None;
+    let seen = serve(context, name, options, &warn, &mut |entry| {
+        // Not before: its thread would take the signals that end the controller.
+        view.get_or_insert_with(View::start).show(line(entry));
+    })?;
     drop(view);
     if let Some(entry) = seen {
         let mut told = to_json(&entry);
