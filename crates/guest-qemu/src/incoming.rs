@@ -47,6 +47,15 @@ pub enum IncomingError {
     Registry(#[from] RegistryError),
 }
 
+/// A guest that is loaded and on record as one that may run.
+#[derive(Debug)]
+pub struct Committed {
+    /// How it stands.
+    pub state: RunState,
+    /// What QEMU said against ports that it forwarded.
+    pub unforwarded: Vec<String>,
+}
+
 /// A guest on its way into a QEMU. Dropped, it changes nothing.
 #[derive(Debug)]
 pub struct Incoming {
@@ -156,12 +165,12 @@ impl Incoming {
     }
 
     /// Notes that the guest is loaded and may run from now on. The ports that a frozen guest forwarded
-    /// are forwarded again before that; returns what QEMU said against any of them. A guest that is
-    /// off, say, stays as it is: nothing is to let it run.
+    /// are forwarded again before that. A guest that is off, say, stays as it is: nothing is to let it
+    /// run.
     ///
     /// # Errors
     /// Where QEMU does not answer or the record cannot be written; nothing is noted then.
-    pub fn commit(&mut self) -> Result<Vec<String>, IncomingError> {
+    pub fn commit(&mut self) -> Result<Committed, IncomingError> {
         let ports = self.record.frozen.as_ref().and_then(|frozen| frozen.forwards.as_ref());
         let unforwarded = ports.map_or_else(Vec::new, |ports| {
             add_forwards(&mut self.qmp, ports)
@@ -176,17 +185,18 @@ impl Incoming {
             record.frozen = None;
         }
         self.save()?;
-        Ok(unforwarded)
+        Ok(Committed { state, unforwarded })
     }
 
-    /// Lets the guest run, if it is to. `step` is told that it does, before that is noted.
+    /// Lets the guest run, if it is to; says whether it was let run. `step` is told so, before it is
+    /// noted.
     ///
     /// # Errors
     /// Where it does not. If QEMU refused, the record says again what it said before, and a guest
     /// that is frozen has no process any more.
-    pub fn let_run(&mut self, step: &dyn Fn(&str)) -> Result<(), IncomingError> {
+    pub fn let_run(&mut self, step: &dyn Fn(&str)) -> Result<bool, IncomingError> {
         if !self.record.start_pending {
-            return Ok(());
+            return Ok(false);
         }
         if let Err(error) = self.qmp.execute("cont", json!({})) {
             if let QmpError::Refused { .. } = error {
@@ -199,7 +209,7 @@ impl Incoming {
         self.record.frozen = None;
         // It runs; where this cannot be written, the next command sees that and notes it.
         let _ = self.save();
-        Ok(())
+        Ok(true)
     }
 
     /// Notes that it has not run, and will not.

@@ -42,7 +42,7 @@ pub use bitmaps::remove_all as remove_bitmaps;
 pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files};
 pub use disks::DiskError;
 pub use guest::QemuGuest;
-pub use incoming::{Incoming, IncomingError};
+pub use incoming::{Committed, Incoming, IncomingError};
 pub use journal::{Current, Journal, JournaledDisk};
 pub use qemu_user::QemuUser;
 pub use qmp::{Qmp, QmpError};

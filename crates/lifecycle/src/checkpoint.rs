@@ -10,7 +10,7 @@ use crate::tracking::{self, Tracking};
 use dewar_checkpoint::{
     Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step, checkpoint,
 };
-use dewar_codec::Compression;
+use dewar_codec::{Codec, Compression};
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, Store};
@@ -45,7 +45,7 @@ impl Default for CheckpointRequest {
             full: false,
             max_pause: Duration::from_millis(25),
             buffer: None,
-            compression: Compression::Auto,
+            compression: Compression::Only(Codec::Zstd),
             dedup: Dedup::Off,
             dirty: None,
             tag: None,

@@ -12,7 +12,7 @@ use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{
     check, check_place, end_process, forwarded, state_file, stop_and_save,
 };
-use dewar_image::Store;
+use dewar_image::{Location, Store};
 use dewar_memory::sum;
 use dewar_registry::{Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, SUMS_FILE};
 use std::fs::OpenOptions;
@@ -29,7 +29,7 @@ pub enum Place {
         checksums: bool,
     },
     /// As a checkpoint; its RAM is freed.
-    InStore(Store),
+    InStore(Location),
 }
 
 /// Freezes a guest; returns its record. The guardian watches until its process has ended.
@@ -39,19 +39,22 @@ pub enum Place {
 pub fn freeze(
     root: &Path,
     attached: AttachedGuest,
-    place: &Place,
+    place: Place,
     reporter: &dyn Reporter,
 ) -> Result<GuestRecord, Failure> {
     let AttachedGuest { mut guest, folder, lock } = attached;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
-    let url = match place {
-        Place::InStore(store) => Some(store.url()),
+    let store = match &place {
+        Place::InStore(location) => {
+            Some(Store::open_or_create(location).map_err(|error| untouched(error.into()))?)
+        }
         Place::InPlace { .. } => {
             check_place(&guest).map_err(|error| untouched(error.into()))?;
             None
         }
     };
+    let url = store.as_ref().map(Store::url);
     let guardian = Guardian::start(root, folder.name(), url.as_deref(), guest.qmp(), &lock)?;
     let pauses = guardian.pauses()?;
     // It stands still as long as this takes.
@@ -60,18 +63,17 @@ pub fn freeze(
     // From here on the record says where its files are, for the command that cleans up.
     let placed = GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() };
     folder.set_record(&placed)?;
-    let frozen = match place {
-        Place::InPlace { checksums } => {
-            keep_in_place(&mut guest, &folder, &checked, *checksums, reporter)
-        }
-        Place::InStore(store) => keep_in_store(&mut guest, &folder, store, reporter),
+    let checksums = matches!(place, Place::InPlace { checksums: true });
+    let frozen = match &store {
+        None => keep_in_place(&mut guest, &folder, &checked, checksums, reporter),
+        Some(store) => keep_in_store(&mut guest, &folder, store, reporter),
     };
     let frozen = frozen.inspect(|_| reporter.reached("kept"));
     match frozen.and_then(|frozen| note(&mut guest, &folder, &checked, frozen)) {
         Ok(record) => {
             reporter.reached("on record");
             end_process(&mut guest, &record)?;
-            if let Place::InStore(_) = place {
+            if store.is_some() {
                 folder.remove_ram(&record)?;
             }
             guardian.dismiss();

@@ -20,6 +20,7 @@ use crate::own_session::PARENT;
 use dewar_guest_qemu::{receive_fd, send_fd};
 use dewar_kernel::detach;
 use dewar_registry::ProcessId;
+use rustix::net::SendFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -34,6 +35,8 @@ use std::time::Duration;
 const IS_HELPER: &str = "DEWAR_HELPER";
 const READY: u8 = b'r';
 const FAILED: u8 = b'f';
+/// How long a helper may take to read what it is sent.
+const READ_WITHIN: Duration = Duration::from_secs(2);
 /// No message between the two is longer.
 const MESSAGE_MAX: u32 = 16 << 20;
 
@@ -62,6 +65,8 @@ pub enum HelperError {
 pub struct Helper {
     socket: UnixStream,
     process: Child,
+    /// Whether a message did not go whole.
+    is_cut_off: bool,
 }
 
 impl Helper {
@@ -107,7 +112,8 @@ impl Helper {
         let process = detach(&mut command).spawn()?;
         // With the command goes our copy of the helper's end: its death must be seen.
         drop(command);
-        Ok(Self { socket, process })
+        socket.set_write_timeout(Some(READ_WITHIN))?;
+        Ok(Self { socket, process, is_cut_off: false })
     }
 
     /// Passes it a descriptor.
@@ -121,16 +127,38 @@ impl Helper {
     /// Sends it a message.
     ///
     /// # Errors
-    /// Where it has ended.
+    /// Where it has ended, or has not read for a while: it hears nothing more then.
     pub fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
-        let text = serde_json::to_vec(message)?;
-        let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
-        self.socket.write_all(&[&length[..], &text].concat())
+        self.send_after(&[], message)
     }
 
-    /// Says a word to it. A helper that was killed needs no word.
+    /// Sends it a message that a word announces.
+    ///
+    /// # Errors
+    /// As [`Helper::send`].
+    pub fn send_as(&mut self, word: u8, message: &impl Serialize) -> io::Result<()> {
+        self.send_after(&[word], message)
+    }
+
+    fn send_after(&mut self, word: &[u8], message: &impl Serialize) -> io::Result<()> {
+        if self.is_cut_off {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let text = serde_json::to_vec(message)?;
+        let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
+        let sent = self.socket.write_all(&[word, &length, &text].concat());
+        // Half a message may have gone: what comes next would be taken for its rest.
+        self.is_cut_off = sent.is_err();
+        sent
+    }
+
+    /// Says a word to it, and does not wait: a helper that was killed needs no word, and one that was
+    /// stopped (SIGSTOP) has heard enough.
     pub fn say(&mut self, word: u8) {
-        let _ = self.socket.write_all(&[word]);
+        if !self.is_cut_off {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(&self.socket, &[word], flags);
+        }
     }
 
     /// Waits until it is ready.
@@ -140,7 +168,12 @@ impl Helper {
     pub fn wait_ready(&mut self, within: Option<Duration>) -> Result<(), HelperError> {
         self.socket.set_read_timeout(within)?;
         let mut word = [0];
-        self.socket.read_exact(&mut word)?;
+        self.socket.read_exact(&mut word).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                HelperError::Failed("it ended before it was ready".to_owned())
+            }
+            _ => HelperError::Io(error),
+        })?;
         if word[0] == READY {
             return Ok(());
         }

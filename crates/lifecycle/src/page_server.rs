@@ -72,7 +72,11 @@ impl Prepared {
         let go = Go { process: *process, device };
         // A server that is gone said before why.
         let _ = self.helper.send(&go);
-        self.helper.wait_ready(None).map_err(|error| failed(&self.name, &error.to_string()))?;
+        if let Err(error) = self.helper.wait_ready(None) {
+            // While it is there, it may have the guest's RAM.
+            self.helper.wait();
+            return Err(failed(&self.name, &error.to_string()));
+        }
         // Where all had arrived before we looked, it has ended.
         Ok(self.helper.id())
     }

@@ -34,7 +34,7 @@ use load::{Loaded, Source, load};
 use new_identity::NewIdentity;
 use predecessor::{dead_ram, end_predecessor};
 use std::path::PathBuf;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Brings a guest back from a checkpoint. `told` is called when it runs; a predecessor's memory may
 /// still be being freed then, and its lock is held until that is done.
@@ -103,7 +103,9 @@ pub fn restore(
         remove_files(&made);
         forget_new();
     })?;
-    let frozen = before.as_ref().and_then(|before| before.frozen.clone());
+    // Of another guest that was frozen under the name nothing is left by now.
+    let thawed = before.as_ref().filter(|_| options.is_thaw());
+    let frozen = thawed.and_then(|before| before.frozen.clone());
     let source = Source {
         store,
         image: &image,
@@ -135,6 +137,7 @@ pub fn restore(
         return Err(failure.state("no guest was started"));
     }
     let Loaded { record, state, reused, unforwarded, identity } = result?;
+    let back_at = Instant::now();
     // If this fails, the next command that looks at the guest does it.
     let _ = replaced::forget(&folder);
     if let Some(origin) = &record.origin {
@@ -153,6 +156,7 @@ pub fn restore(
         reused,
         unforwarded,
         clock,
+        back_at,
         identified,
     });
     // Only now: the guest need not wait until the old one's memory is free.

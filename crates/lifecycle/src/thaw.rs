@@ -13,7 +13,7 @@ use dewar_guest_qemu::{END_WITHIN, Incoming, IncomingError, QmpError, RunState};
 use dewar_registry::{Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase};
 use dewar_units::PAGE_BYTES;
 use std::fs;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// A guest that goes on.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct Thawed {
     pub unforwarded: Vec<String>,
     /// Its clock, if it runs.
     pub clock: Option<Clock>,
+    /// When it was back.
+    pub back_at: Instant,
 }
 
 /// How a guest shall be thawed.
@@ -87,13 +89,14 @@ pub fn thaw_in_place(
     if let Err(error) = guest.let_run(&|step| reporter.reached(step)) {
         return Err(not_started(&folder, guest.record().clone(), error));
     }
+    let back_at = Instant::now();
     // A guest that had powered off, say, is as it was.
     let state = RunState::of(guest.qmp()).unwrap_or_else(|_| RunState::named("running"));
     let record = guest.record().clone();
     folder.remove_kept(&record.ram);
     let set_clock = || bring_forward(options.keep_clock, saved, &record.arguments, &record.folder);
     let clock = state.is_running().then(set_clock);
-    Ok(Thawed { was_running: frozen.was_running, state, unforwarded, clock, record })
+    Ok(Thawed { was_running: frozen.was_running, state, unforwarded, clock, back_at, record })
 }
 
 /// Starts a QEMU on the guest's RAM and loads the guest into it: it is on record as running then,
@@ -125,7 +128,7 @@ fn load(
     let load = || -> Result<Vec<String>, Failure> {
         guest.load(state).map_err(|error| unloadable(folder, &error))?;
         reporter.stage("loaded");
-        Ok(guest.commit()?)
+        Ok(guest.commit()?.unforwarded)
     };
     match load() {
         Ok(unforwarded) => {

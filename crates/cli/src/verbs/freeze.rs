@@ -5,7 +5,6 @@ use crate::context::Context;
 use crate::fan_out::Each;
 use crate::output::milliseconds;
 use crate::progress::Progress;
-use dewar_image::Store;
 use dewar_lifecycle::freeze::{self as lifecycle, Place};
 use dewar_lifecycle::{AttachedGuest, Failure};
 use dewar_registry::{GuestRecord, Kept};
@@ -34,12 +33,10 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let place = match args.to_store.as_deref() {
         None => Place::InPlace { checksums: !args.no_checksum },
         Some(url) => {
-            let location = context.store_location(Some(url).filter(|url| !url.is_empty()))?;
-            let untouched = |error| Failure::from(error).state("the guest was not touched");
-            Place::InStore(Store::open_or_create(&location).map_err(untouched)?)
+            Place::InStore(context.store_location(Some(url).filter(|url| !url.is_empty()))?)
         }
     };
-    let record = lifecycle::freeze(context.registry.root(), attached, &place, &progress)?;
+    let record = lifecycle::freeze(context.registry.root(), attached, place, &progress)?;
     drop(progress);
     report(context, &record, began.elapsed().as_secs_f64() * 1e3);
     Ok(())

@@ -55,7 +55,8 @@ pub fn restore_from(
     let id = store.find(reference)?;
     restore(context, &store, &id, options, &progress, |restored| {
         progress.clear();
-        report(context, options, restored, began.elapsed().as_secs_f64() * 1e3)
+        let took = restored.back_at.duration_since(began);
+        report(context, options, restored, took.as_secs_f64() * 1e3)
     })
 }
 

@@ -54,11 +54,12 @@ pub fn run(context: &Context, args: ThawArgs) -> Result<(), Failure> {
     let options = ThawOptions { force: args.force, keep_clock };
     let thawed = thaw_in_place(guest, &frozen, options, &progress)?;
     drop(progress);
-    report(context, &thawed, began.elapsed().as_secs_f64() * 1e3)
+    let took = thawed.back_at.duration_since(began);
+    report(context, &thawed, took.as_secs_f64() * 1e3)
 }
 
 fn report(context: &Context, thawed: &Thawed, ms: f64) -> Result<(), Failure> {
-    let Thawed { record, was_running, state, unforwarded, clock } = thawed;
+    let Thawed { record, was_running, state, unforwarded, clock, .. } = thawed;
     let name = &record.name;
     let how = match state.why_not_running() {
         Some(_) => format!("is {state}, as it was,"),

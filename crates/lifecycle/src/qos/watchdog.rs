@@ -49,8 +49,7 @@ impl Watchdog {
         if self.told == Some(now) {
             return;
         }
-        self.helper.say(ENTRY);
-        if self.helper.send(entry).is_ok() {
+        if self.helper.send_as(ENTRY, entry).is_ok() {
             self.told = Some(now);
         }
     }

@@ -22,7 +22,7 @@ pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord,
     let mut guest =
         Incoming::resume(folder.clone(), record.clone()).map_err(|error| silent(&error))?;
     match guest.let_run(&|_| {}) {
-        Ok(()) => Ok(guest.record().clone()),
+        Ok(_) => Ok(guest.record().clone()),
         Err(IncomingError::NotStarted(error @ QmpError::Refused { .. })) => {
             let state = match guest.record().phase {
                 Phase::Frozen => "it stays frozen",

@@ -11,7 +11,7 @@ use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_qemu::cmdline::{PlannedRegion, require_sockets};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files};
 use dewar_guest_qemu::start_from_state::{Revival, ReviveError, SavedDisk, plan_revival};
-use dewar_guest_qemu::{Incoming, QmpError, RunState};
+use dewar_guest_qemu::{Committed, Incoming, QmpError, RunState};
 use dewar_image::{ImageReader, Store};
 use dewar_registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_units::PAGE_BYTES;
@@ -134,12 +134,13 @@ pub fn load(
     reporter.stage("loading the devices");
     page_server::load_served(folder, &mut guest, device_state)?;
     identity.pull_cables(guest.qmp()).map_err(cards)?;
-    let unforwarded = guest.commit()?;
+    let Committed { mut state, unforwarded } = guest.commit()?;
     reporter.stage("loaded");
-    guest.let_run(&|step| reporter.reached(step))?;
+    // QEMU is not asked again: it may wait for a page.
+    if guest.let_run(&|step| reporter.reached(step))? {
+        state = RunState::named("running");
+    }
     reporter.stage("started");
-    // It is there, whatever its QEMU answers now.
-    let state = RunState::of(guest.qmp()).unwrap_or_else(|_| RunState::named("running"));
     Ok(Loaded { record: guest.record().clone(), state, reused, unforwarded, identity })
 }
 

@@ -8,6 +8,7 @@ use dewar_image::Record;
 use dewar_registry::GuestRecord;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// How a guest shall be brought back.
 #[derive(Debug, Clone)]
@@ -56,6 +57,8 @@ pub struct Restored {
     pub unforwarded: Vec<String>,
     /// Its clock, if it runs.
     pub clock: Option<Clock>,
+    /// When it was back.
+    pub back_at: Instant,
     /// For programs: the new address of each old one.
     pub new_addresses: Value,
     /// Whether a copy has its new addresses.
