@@ -58,3 +58,24 @@ pub fn rows(entries: &[Entry]) -> String {
     };
     table(&headings, entries.iter().map(row).collect())
 }
+
+/// How many jobs there were, and how they ended.
+pub fn sum(entry: &Entry) -> String {
+    let seen = &entry.seen;
+    let missed = seen.missed as f64 / seen.jobs.max(1) as f64;
+    format!("{} jobs, {} missed ({})", seen.jobs, seen.missed, percent(missed))
+}
+
+/// One line of how a guest fares.
+pub fn line(entry: &Entry) -> String {
+    let seen = &entry.seen;
+    format!(
+        "{}  reserved {}  used {}  last second {} of {} missed  in all {}",
+        entry.name,
+        percent(seen.reserved),
+        percent(seen.used),
+        seen.recent.1,
+        seen.recent.0,
+        sum(entry)
+    )
+}

@@ -6,11 +6,11 @@ mod view;
 
 use crate::args::{ByChoice, LawChoice, QosArgs};
 use crate::context::Context;
-use crate::output::{percent, tell, warn};
-use crate::render::qos::to_json;
+use crate::output::{tell, warn};
+use crate::render::qos::{line, sum, to_json};
 use dewar_lifecycle::qos::{QosOptions, background, serve};
 use dewar_lifecycle::{Code, Failure};
-use dewar_qos::{Entry, LawKind, Mechanism};
+use dewar_qos::{LawKind, Mechanism};
 use serde_json::json;
 use view::View;
 
@@ -104,23 +104,4 @@ fn start_in_background(context: &Context, name: &str, rate: f64) -> Result<(), F
         ),
     );
     Ok(())
-}
-
-fn sum(entry: &Entry) -> String {
-    let seen = &entry.seen;
-    let missed = seen.missed as f64 / seen.jobs.max(1) as f64;
-    format!("{} jobs, {} missed ({})", seen.jobs, seen.missed, percent(missed))
-}
-
-fn line(entry: &Entry) -> String {
-    let seen = &entry.seen;
-    format!(
-        "{}  reserved {}  used {}  last second {} of {} missed  in all {}",
-        entry.name,
-        percent(seen.reserved),
-        percent(seen.used),
-        seen.recent.1,
-        seen.recent.0,
-        sum(entry)
-    )
 }

@@ -1,7 +1,7 @@
 //! `qos --release`.
 
-use super::sum;
 use crate::context::Context;
+use crate::render::qos::sum;
 use dewar_kernel::Scheduling;
 use dewar_lifecycle::qos::{BETWEEN, background::ask_to_end};
 use dewar_lifecycle::{Code, Failure};
