@@ -16,7 +16,7 @@ guests=(
     adopt::an_adopted_guest_moves_and_freezes
 )
 cargo test --workspace -q --lib --bins
-cargo test -p dewar-testkit -q --test layout
+cargo test -p dewar-testkit -q --test layout --test import_cycles
 cargo test -p dewar-cli -q --test guests -- --test-threads=2 "${guests[@]}"
 # A name that no test has any more must not pass.
 for name in "${guests[@]}"; do
