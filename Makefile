@@ -11,7 +11,7 @@ help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
 	@echo "make test              set up everything and run all tests"
 	@echo "make test-fast         every library, and each verb's main job with real guests; two minutes"
-	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some; an hour"
+	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
