@@ -13,4 +13,4 @@ mod planner;
 
 pub use classify::{PageKind, classify};
 pub use frame::{Codec, CodecError, Compression, FrameDecoder, FrameEncoder, PageCodec};
-pub use planner::{FIRST_PIECE_BYTES, Frame, Planner};
+pub use planner::{Frame, Planner};

@@ -62,7 +62,7 @@ const TRY_AFTER: u32 = 512;
 /// A codec that was never used is tried after so many.
 const FIRST_TRY_AFTER: u32 = 8;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
-pub const FIRST_PIECE_BYTES: u64 = 512 << 10;
+const FIRST_PIECE_BYTES: u64 = 512 << 10;
 
 /// What is known of a codec.
 #[derive(Debug, Clone, Copy)]

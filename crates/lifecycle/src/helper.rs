@@ -272,3 +272,48 @@ fn receive<T: DeserializeOwned>(socket: &mut UnixStream) -> io::Result<T> {
     socket.read_exact(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// A helper that reads nothing, as one that was stopped; and its end of the socket.
+    fn stopped() -> (Helper, UnixStream) {
+        let (socket, theirs) = UnixStream::pair().expect("a pair");
+        socket.set_write_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        let process = Command::new("true").spawn().expect("a process");
+        (Helper { socket, process, is_cut_off: false }, theirs)
+    }
+
+    #[test]
+    fn a_helper_that_reads_nothing_keeps_no_command_waiting() {
+        let (mut helper, _theirs) = stopped();
+        let began = Instant::now();
+        (0..5000).for_each(|_| helper.say(b'a'));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert!(helper.send_as(b'e', &"x".repeat(1 << 20)).is_err());
+        let began = Instant::now();
+        assert!(helper.send(&1).is_err(), "half a message may have gone");
+        assert!(began.elapsed() < Duration::from_millis(100));
+        helper.wait();
+    }
+
+    #[test]
+    fn a_helper_that_ends_early_is_not_ready() {
+        let (mut helper, theirs) = stopped();
+        drop(theirs);
+        let why = helper.wait_ready(None).expect_err("it has ended").to_string();
+        assert!(why.contains("ended before it was ready"), "{why}");
+        helper.wait();
+    }
+
+    #[test]
+    fn why_it_is_not_ready_is_told() {
+        let (mut helper, theirs) = stopped();
+        Parent { socket: theirs }.fail("no such image");
+        let why = helper.wait_ready(None).expect_err("it said so").to_string();
+        assert_eq!(why, "no such image");
+        helper.wait();
+    }
+}

@@ -17,12 +17,7 @@ use std::sync::LazyLock;
 
 /// A lab whose guests need not boot.
 pub fn lab() -> Lab {
-    cold_lab().warm()
-}
-
-/// A lab whose guests boot.
-pub fn cold_lab() -> Lab {
-    Lab::new(env!("CARGO_BIN_EXE_dewar")).expect("a lab")
+    Lab::new(env!("CARGO_BIN_EXE_dewar")).expect("a lab").warm()
 }
 
 /// A checkpoint that stops itself (SIGSTOP) at a step.
