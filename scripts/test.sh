@@ -25,6 +25,7 @@ if [ "${1:-}" != sweeps ]; then
     # By name, and of the whole workspace: cargo would build all of it again for some crates alone.
     libraries=()
     for file in crates/*/tests/*.rs; do libraries+=(--test "$(basename "$file" .rs)"); done
+    libraries+=(--test images)
     tests libraries 2 --lib --bins "${libraries[@]}"
     tests examples 2 --doc
     tests deadlines 2 --test deadlines

@@ -1,9 +1,7 @@
 //! Records and segments that are not what they say: a reader takes none for another, does
 //! nothing without bound, and one bad record hides no other.
 
-mod common;
-
-use common::{content, new_store, options, write_image};
+use crate::common::{content, new_store, options, write_image};
 use dewar_image::{
     Dedup, Entry, FrameCache, ImageError, ImageId, ImageOptions, ImageReader, Location, Record,
     Store, diff, verify,
@@ -50,7 +48,7 @@ fn open(folder: &Path) -> Store {
 /// Writes an image on top of another, with other content in some pages.
 fn write_on(store: &Store, parent: &ImageReader, pages: &[u64], version: u64) -> Record {
     let writer = store.begin(options(), Some(parent)).expect("begin");
-    let mut set = PageSet::new(common::PAGES);
+    let mut set = PageSet::new(crate::common::PAGES);
     for page in pages {
         set.insert(PageNumber(*page));
     }
@@ -60,7 +58,7 @@ fn write_on(store: &Store, parent: &ImageReader, pages: &[u64], version: u64) ->
         sink.put(PageNumber(*page), &content(*page, version)).expect("put");
     }
     sink.finish().expect("finish");
-    common::commit(writer, None)
+    crate::common::commit(writer, None)
 }
 
 /// Two timelines of one store: a copy that went its own way. A segment of the one in the
@@ -108,17 +106,17 @@ fn a_page_is_not_found_in_a_segment_that_is_another() {
     let write = |store: &Store, pages: std::ops::Range<u64>| {
         let writer = store.begin(options, None).expect("begin");
         let mut sink = writer.sink().expect("sink");
-        for page in 0..common::PAGES {
+        for page in 0..crate::common::PAGES {
             let version = if pages.contains(&page) { 1 } else { 5 };
             sink.put(PageNumber(page), &content(page, version)).expect("put");
         }
         sink.finish().expect("finish");
-        common::commit(writer, None)
+        crate::common::commit(writer, None)
     };
     let other_folder = folder.path().join("copy");
     copy(store.folder().expect("a folder"), &other_folder);
     let theirs = write(&open(&other_folder), 0..0);
-    let ours = write(&store, 0..common::PAGES);
+    let ours = write(&store, 0..crate::common::PAGES);
     let record = format!("images/{}.json", theirs.id);
     fs::copy(other_folder.join(&record), store.folder().expect("a folder").join(&record))
         .expect("copy");
@@ -221,11 +219,11 @@ fn a_node_in_two_places_is_refused() {
     let node: Vec<u8> = stored.0.to_le_bytes().into_iter().cycle().take(4096).collect();
     drop(image);
     let writer = store.begin(options(), None).expect("begin");
-    writer.put_holes(dewar_units::PageRange::new(0, common::PAGES));
+    writer.put_holes(dewar_units::PageRange::new(0, crate::common::PAGES));
     let mut sink = writer.sink().expect("sink");
     sink.put(PageNumber(0), &node).expect("put");
     sink.finish().expect("finish");
-    let liar = common::commit(writer, None);
+    let liar = crate::common::commit(writer, None);
     let entry = store.open_image(&liar.id).expect("open").entries().expect("entries")[0];
     forge(&store, &liar.id, |record| {
         let pages = 512 * 512;

@@ -1,8 +1,6 @@
 //! Images whose dirty pages lie one by one in a real Redis.
 
-mod common;
-
-use common::{PAGES, commit, content, options, read_back};
+use crate::common::{PAGES, commit, content, options, read_back};
 use dewar_image::{
     DirtyStore, Entry, FrameCache, ImageError, ImageId, ImageReader, ImageWriter, Location, Place,
     Record, Store, collect, verify,
@@ -38,7 +36,7 @@ fn put_dirty(writer: &ImageWriter<'_>, page: u64, version: u64) {
     sink.flush().expect("flush");
 }
 
-/// The image of [`common::write_image`], its last 500 pages in a dirty store; the
+/// The image of [`crate::common::write_image`], its last 500 pages in a dirty store; the
 /// bulk pass, which comes late with all of them, gives way.
 fn write_split(store: &Store, url: &str) -> Result<Record, ImageError> {
     let mut writer = store.begin(options(), None)?;
@@ -191,7 +189,7 @@ fn a_dirty_store_that_is_away_is_named() {
     drop(writer);
     let left = || std::fs::read_dir(folder.path().join("writers")).expect("list").count();
     assert_eq!(left(), 1, "who comes when it is back has to remove its pages");
-    common::write_image(&store);
+    crate::common::write_image(&store);
     assert_eq!(left(), 1);
     server.start_again().expect("restart");
     collect(&store, false, |_, _| {}).expect("gc");

@@ -1,5 +1,4 @@
 //! Images for tests: pages that differ from each other, and their records.
-#![allow(dead_code, reason = "each test file uses some of it")]
 
 use dewar_codec::{Codec, Compression};
 use dewar_image::{

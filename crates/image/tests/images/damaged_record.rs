@@ -1,8 +1,6 @@
 //! A record that cannot be read: nobody knows what its image needs or whose it is.
 
-mod common;
-
-use common::{PAGES, new_store, read_back, write_image};
+use crate::common::{PAGES, new_store, read_back, write_image};
 use dewar_image::{Deleted, ImageError, ImageId, Store, collect, verify};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,9 +1,7 @@
 //! Images written to a real folder and read back; every byte of every file
 //! altered once in a while.
 
-mod common;
-
-use common::{PAGES, commit, content, new_store, options, read_back, write_image, write_on};
+use crate::common::{PAGES, commit, content, new_store, options, read_back, write_image, write_on};
 use dewar_image::{
     Collected, FrameCache, ImageError, ImageId, ImageWriter, Record, Store, collect, diff, verify,
 };

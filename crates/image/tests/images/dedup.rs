@@ -1,8 +1,6 @@
 //! Pages with one content, stored once; and what that must never change.
 
-mod common;
-
-use common::{PAGES, commit, content, new_store, options};
+use crate::common::{PAGES, commit, content, new_store, options};
 use dewar_image::{Dedup, FrameCache, ImageId, ImageOptions, Record, Store, collect, verify};
 use dewar_units::{PAGE_BYTES, PageNumber};
 

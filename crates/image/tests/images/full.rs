@@ -1,8 +1,6 @@
 //! A store without one free byte is made less full by what is there for that.
 
-mod common;
-
-use common::write_image;
+use crate::common::write_image;
 use dewar_image::{Deleted, Location, Store, collect, verify};
 use dewar_testkit::{RedisServer, SmallDisk};
 use std::fs;

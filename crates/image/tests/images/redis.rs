@@ -1,8 +1,6 @@
 //! A store in a real Redis server and in a real Cluster of three.
 
-mod common;
-
-use common::{PAGES, commit, content, options, read_back, write_image, write_on};
+use crate::common::{PAGES, commit, content, options, read_back, write_image, write_on};
 use dewar_image::{FrameCache, ImageError, ImageId, Location, Store, collect, verify};
 use dewar_testkit::{RedisCluster, RedisServer, SlowWay, wait_until};
 use dewar_units::{PageNumber, PageRange};
@@ -233,7 +231,7 @@ fn an_image_whose_segments_a_server_lost_is_not_made() {
     let after = segments();
     let lost = after.lines().find(is_new).expect("a segment of its own");
     server.ask(&["unlink", lost]).expect("unlink");
-    let record = common::record(root, counts, device_state, hot_pages);
+    let record = crate::common::record(root, counts, device_state, hot_pages);
     let failed = writer.commit(record, vec![]).expect_err("lost").to_string();
     assert!(failed.contains("the store has lost it"), "{failed}");
     drop(parent);
@@ -340,7 +338,7 @@ fn who_lost_his_place_makes_no_image() {
     // As if it had been stopped for longer than its lease lasts.
     server.ask(&["del", &format!("{{dewar}}:hold:writers/{}.lease", writer.id())]).expect("del");
     store.sweep().expect("sweep");
-    let record = common::record(root, counts, device_state, hot_pages);
+    let record = crate::common::record(root, counts, device_state, hot_pages);
     let failed = writer.commit(record, vec![]).expect_err("its segments are gone").to_string();
     assert!(failed.contains("given our place away"), "{failed}");
     assert_eq!(store.ids().expect("ids"), []);
