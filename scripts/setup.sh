@@ -8,7 +8,7 @@ sudo=()
 
 # The kernel, for the test guests: fetched, never installed.
 needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod iproute2 gcc libc6-dev
-    make pkg-config perl xz-utils zstd ca-certificates)
+    make pkg-config perl xz-utils zstd lz4 binutils ca-certificates)
 if [ "${1:-}" != to-run ]; then
     needed+=(redis-tools strace qemu-guest-agent swtpm)
     # A browser for the test of the report; Ubuntu has none as a package.

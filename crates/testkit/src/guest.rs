@@ -84,7 +84,8 @@ pub fn guest_files() -> Result<(PathBuf, PathBuf)> {
         PathBuf::from,
     );
     let folder = folder.canonicalize().unwrap_or(folder);
-    let (kernel, initrd) = (folder.join("vmlinuz"), folder.join("initrd"));
+    let (unpacked, initrd) = (folder.join("vmlinux"), folder.join("initrd"));
+    let kernel = if unpacked.exists() { unpacked } else { folder.join("vmlinuz") };
     if !initrd.exists() {
         bail!("{} is missing: run scripts/build-guest.sh, or 'make test'", initrd.display());
     }
