@@ -32,8 +32,10 @@ struct About {
     nice: i32,
 }
 
-/// While it lives, somebody is about. Dropped, he is gone.
-pub(crate) struct Presence<'w>(&'w Weight, fn(&mut About) -> &mut usize);
+/// While it lives, idle threads work, or other processes wait for this one.
+#[must_use]
+#[derive(Debug)]
+pub struct Presence<'w>(&'w Weight, fn(&mut About) -> &mut usize);
 
 impl Weight {
     pub(crate) fn of(session: Option<OwnSession>) -> Self {

@@ -1,10 +1,9 @@
-//! Sharing work between threads.
+//! Threads that take no CPU time which others want.
 
 use crate::session_nice::{Presence, STARVED, Weight};
 use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};
-use dewar_units::PageRange;
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -14,54 +13,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How many threads the host runs at once.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Hands out a range in pieces, from both ends; each to one thread.
-pub(crate) struct Pieces {
-    left: Mutex<PageRange>,
-    most: u64,
-}
-
-impl Pieces {
-    /// Pieces of `most` pages, the last perhaps of fewer.
-    pub(crate) fn new(all: PageRange, most: u64) -> Self {
-        Self { left: Mutex::new(all), most }
-    }
-
-    /// Whether all were taken.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.left().is_empty()
-    }
-
-    /// The first of those left.
-    pub(crate) fn take(&self) -> Option<PageRange> {
-        let mut left = self.left();
-        let piece = PageRange::new(left.start.0, left.start.0 + self.most).intersect(&left);
-        left.start = piece.end.max(left.start);
-        (!piece.is_empty()).then_some(piece)
-    }
-
-    /// A piece of at most so many pages from the end; none lies across the border of two
-    /// pieces from the front where these are multiples of it.
-    pub(crate) fn take_last(&self, most: u64) -> Option<PageRange> {
-        let mut left = self.left();
-        let odd = left.count() % most;
-        let count = if odd == 0 { most } else { odd };
-        let from = left.end.0.saturating_sub(count);
-        let piece = PageRange::new(from, left.end.0).intersect(&left);
-        left.end = piece.start.min(left.end);
-        (!piece.is_empty()).then_some(piece)
-    }
-
-    /// Makes every later [`Pieces::take`] answer `None`.
-    pub(crate) fn stop(&self) {
-        let mut left = self.left();
-        left.start = left.end;
-    }
-
-    fn left(&self) -> MutexGuard<'_, PageRange> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A thread of [`Workers::run_idle`].
@@ -82,7 +33,7 @@ impl Worker {
     }
 
     /// Makes it idle, unless it has starved.
-    fn settle(&self) {
+    fn make_idle_again(&self) {
         let fed = self.fed.lock().unwrap_or_else(PoisonError::into_inner);
         if !*fed {
             // At ordinary priority the work is as right, only less kind.
@@ -100,14 +51,14 @@ impl Worker {
 
 /// Does something for which others may wait, so that an idle thread does not keep
 /// them waiting until nobody wants its CPU. To be short.
-pub(crate) fn urgently<T>(work: impl FnOnce() -> T) -> T {
+pub fn urgently<T>(work: impl FnOnce() -> T) -> T {
     let worker = WORKER.with_borrow(Clone::clone);
     if let Some(worker) = &worker {
         let _ = worker.thread.make_ordinary();
     }
     let result = work();
     if let Some(worker) = worker {
-        worker.settle();
+        worker.make_idle_again();
     }
     result
 }
@@ -119,26 +70,26 @@ pub(crate) fn urgently<T>(work: impl FnOnce() -> T) -> T {
 /// run, and a checkpoint never end: one that starves is made an ordinary but
 /// nice thread, and the session weighs more.
 #[derive(Debug, Default)]
-pub(crate) struct Workers {
+pub struct Workers {
     weight: Weight,
 }
 
 impl Workers {
     /// Those of a process that has this session of its own.
-    pub(crate) fn new(session: Option<OwnSession>) -> Self {
+    pub fn new(session: Option<OwnSession>) -> Self {
         Self { weight: Weight::of(session) }
     }
 
     /// While it lives others wait for this process, which is as heavy as they are.
-    pub(crate) fn awaited(&self) -> Presence<'_> {
+    pub fn awaited(&self) -> Presence<'_> {
         self.weight.awaited()
     }
 
-    /// Runs `work` on a thread for each CPU; the first error wins.
-    pub(crate) fn run_idle<E: Send>(
-        &self,
-        work: impl Fn() -> Result<(), E> + Sync,
-    ) -> Result<(), E> {
+    /// Runs `work` on a thread for each CPU.
+    ///
+    /// # Errors
+    /// The first error of `work`.
+    pub fn run_idle<E: Send>(&self, work: impl Fn() -> Result<(), E> + Sync) -> Result<(), E> {
         let (begun, begins) = mpsc::channel();
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..cores())
@@ -147,7 +98,7 @@ impl Workers {
                     let work = &work;
                     scope.spawn(move || {
                         let own = Worker::own();
-                        own.settle();
+                        own.make_idle_again();
                         WORKER.set(Some(own.clone()));
                         let _ = begun.send(own);
                         drop(begun);
@@ -204,21 +155,6 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     #[test]
-    fn pieces_are_taken_from_both_ends_until_they_meet() {
-        let pieces = Pieces::new(PageRange::new(0, 1300), 512);
-        assert_eq!(pieces.take_last(128), Some(PageRange::new(1280, 1300)));
-        assert_eq!(pieces.take(), Some(PageRange::new(0, 512)));
-        assert_eq!(pieces.take_last(128), Some(PageRange::new(1152, 1280)));
-        assert_eq!(pieces.take(), Some(PageRange::new(512, 1024)));
-        assert!(!pieces.is_empty());
-        assert_eq!(pieces.take(), Some(PageRange::new(1024, 1152)));
-        assert_eq!((pieces.take(), pieces.take_last(128), pieces.is_empty()), (None, None, true));
-        let pieces = Pieces::new(PageRange::new(0, 1300), 512);
-        pieces.stop();
-        assert_eq!((pieces.take(), pieces.take_last(128), pieces.is_empty()), (None, None, true));
-    }
-
-    #[test]
     fn who_wants_to_run_and_hardly_does_starves() {
         let thread = |ran, runnable| ThreadActivity { ran: Duration::from_millis(ran), runnable };
         assert!(is_starving(thread(100, true), thread(101, true)));
@@ -242,9 +178,9 @@ mod tests {
         urgently(|| assert!(!is_idle(), "no worker"));
         // One that starved is idle no more.
         let worker = Worker::own();
-        worker.settle();
+        worker.make_idle_again();
         assert!(is_idle() && worker.feed() && !is_idle());
-        worker.settle();
+        worker.make_idle_again();
         assert!(!is_idle());
     }
 

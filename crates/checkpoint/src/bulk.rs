@@ -3,19 +3,14 @@
 
 use crate::capture_context::CaptureContext;
 use crate::spread::{may_spread, spread};
-use crate::work::Pieces;
 use crate::{CheckpointError, buffer::CaptureBuffer, compare::Compared};
+use dewar_capture::{PIECE, Pieces, StandingPages};
 use dewar_image::KeyedSink;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
-
-/// Pages that a worker takes at a time: one page-table node.
-const PIECE: u64 = 512;
-/// The share of all pages below which nobody asks which have memory.
-const FEW: u64 = 16;
 
 /// What a bulk pass did, and whether it shall stop.
 #[derive(Debug, Default)]
@@ -38,15 +33,12 @@ impl Tally {
     }
 }
 
-/// A bulk pass: what it has to do, and what nobody has taken of it yet.
+/// A bulk pass: what it has to do, and what no thread has taken of it yet.
 pub(crate) struct Pass<'p> {
-    todo: &'p PageSet,
-    /// The pages that have no memory behind them.
-    holes: PageSet,
+    standing: StandingPages<'p>,
     compare: bool,
     /// Dirty stores that did not answer.
     away: Mutex<HashSet<u32>>,
-    pieces: Pieces,
     done: AtomicU64,
 }
 
@@ -54,30 +46,21 @@ impl<'p> Pass<'p> {
     /// One over the pages of `todo`; with `compare`, a page that is as the parent has it
     /// stays there.
     pub(crate) fn new(
-        at: &CaptureContext<'_, '_>,
+        ctx: &CaptureContext<'_, '_>,
         todo: &'p PageSet,
         compare: bool,
     ) -> Result<Self, CheckpointError> {
-        let all = PageRange::new(0, at.ram.pages());
-        let mut holes = PageSet::new(at.ram.pages());
-        // Of a few pages, all just written, asking would take longer than copying.
-        if todo.count() > at.ram.pages() / FEW {
-            holes.insert_range(all);
-            for range in at.ram.data_ranges(all)? {
-                holes.remove_range(range);
-            }
+        let standing = StandingPages::new(ctx.ram, todo)?;
+        for page in standing.missing() {
+            ctx.writer.put_holes(PageRange::new(page.0, page.0 + 1));
         }
-        for page in todo.iter().filter(|page| holes.contains(*page)) {
-            at.writer.put_holes(PageRange::new(page.0, page.0 + 1));
-        }
-        let pieces = Pieces::new(all, PIECE);
         let (away, done) = Default::default();
-        Ok(Self { todo, holes, compare, away, pieces, done })
+        Ok(Self { standing, compare, away, done })
     }
 
     /// Its pages that have no memory behind them; one that gets some from now on is dirty.
     pub(crate) fn into_holes(self) -> PageSet {
-        self.holes
+        self.standing.into_holes()
     }
 
     /// Encodes all pages but those written since arming, which are left for the epochs.
@@ -85,55 +68,57 @@ impl<'p> Pass<'p> {
     /// copied. A page that an epoch beside this claimed is left to it.
     pub(crate) fn run(
         &self,
-        at: &CaptureContext<'_, '_>,
+        ctx: &CaptureContext<'_, '_>,
         tally: &Tally,
     ) -> Result<(), CheckpointError> {
-        let CaptureContext { ram, writer, workers, .. } = *at;
+        let CaptureContext { ram, writer, workers, .. } = *ctx;
         workers.run_idle(|| {
             let work = || -> Result<(), CheckpointError> {
                 let mut sink = writer.yielding_sink()?;
-                let mut compared = self.compared(at)?;
+                let mut compared = self.compared(ctx)?;
                 let mut bytes = vec![0; PAGE_BYTES];
-                while let Some(piece) = self.pieces.take().filter(|_| !tally.is_stopped()) {
-                    let pages = self.standing_still(at, piece, tally)?;
+                while let Some(piece) =
+                    self.standing.pieces().take().filter(|_| !tally.is_stopped())
+                {
+                    let pages = self.standing_still(ctx, piece, tally)?;
                     tally.bulk.fetch_add(pages.len() as u64, Ordering::Relaxed);
                     for page in compared.differing(ram, &pages)? {
                         ram.copy_page(page, &mut bytes);
                         sink.put(page, &bytes)?;
                     }
-                    self.tell(at, piece);
+                    self.report(ctx, piece);
                 }
                 sink.finish()?;
                 Ok(())
             };
-            work().inspect_err(|_| self.pieces.stop())
+            work().inspect_err(|_| self.standing.pieces().stop())
         })
     }
 
     /// Whether there is something to spread, and more may be.
-    pub(crate) fn may_spread(&self, at: &CaptureContext<'_, '_>) -> bool {
-        may_spread(at, &self.pieces)
+    pub(crate) fn may_spread(&self, ctx: &CaptureContext<'_, '_>) -> bool {
+        may_spread(ctx, self.standing.pieces())
     }
 
     /// Spreads pages that stand still until then ([`spread`]). No epoch may run meanwhile.
     pub(crate) fn spread(
         &self,
-        at: &CaptureContext<'_, '_>,
+        ctx: &CaptureContext<'_, '_>,
         tally: &Tally,
         until: Instant,
     ) -> Result<(), CheckpointError> {
-        spread(at, &self.pieces, Some(until), || {
-            let mut compared = self.compared(at)?;
+        spread(ctx, self.standing.pieces(), Some(until), || {
+            let mut compared = self.compared(ctx)?;
             let mut bytes = vec![0; PAGE_BYTES];
             Ok(move |piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
-                let pages = self.standing_still(at, piece, tally)?;
+                let pages = self.standing_still(ctx, piece, tally)?;
                 let mut sent = 0;
-                for page in compared.differing(at.ram, &pages)? {
-                    at.ram.copy_page(page, &mut bytes);
+                for page in compared.differing(ctx.ram, &pages)? {
+                    ctx.ram.copy_page(page, &mut bytes);
                     sent += u64::from(sink.put(page, &bytes)?);
                 }
                 tally.bulk.fetch_add(pages.len() as u64 - sent, Ordering::Relaxed);
-                self.tell(at, piece);
+                self.report(ctx, piece);
                 Ok(sent)
             })
         })
@@ -141,34 +126,27 @@ impl<'p> Pass<'p> {
 
     fn compared<'c>(
         &'c self,
-        at: &CaptureContext<'c, '_>,
+        ctx: &CaptureContext<'c, '_>,
     ) -> Result<Compared<'c, 'c>, CheckpointError> {
-        Compared::new(at.writer, self.compare, &self.away)
+        Compared::new(ctx.writer, self.compare, &self.away)
     }
 
     /// The pages of a piece that were not written since arming, nor claimed.
     fn standing_still(
         &self,
-        at: &CaptureContext<'_, '_>,
+        ctx: &CaptureContext<'_, '_>,
         piece: PageRange,
         tally: &Tally,
     ) -> Result<Vec<PageNumber>, CheckpointError> {
-        let is_wanted =
-            |page: &PageNumber| self.todo.contains(*page) && !self.holes.contains(*page);
-        let mut pages: Vec<PageNumber> = piece.pages().filter(is_wanted).collect();
-        let wanted = pages.len();
-        if wanted > 0 {
-            let dirty = at.tracker.peek(piece)?;
-            let is_dirty = |page| dirty.iter().any(|range| range.contains(page));
-            pages.retain(|page| at.writer.is_open(*page) && !is_dirty(*page));
-        }
-        tally.skipped.fetch_add((wanted - pages.len()) as u64, Ordering::Relaxed);
+        let is_open = |page| ctx.writer.is_open(page);
+        let (pages, left) = self.standing.of(piece, ctx.tracker, is_open)?;
+        tally.skipped.fetch_add(left, Ordering::Relaxed);
         Ok(pages)
     }
 
-    fn tell(&self, at: &CaptureContext<'_, '_>, piece: PageRange) {
+    fn report(&self, ctx: &CaptureContext<'_, '_>, piece: PageRange) {
         let before = self.done.fetch_add(piece.count(), Ordering::Relaxed);
-        at.observer.progress(before + piece.count(), at.ram.pages());
+        ctx.observer.progress(before + piece.count(), ctx.ram.pages());
     }
 }
 
@@ -176,30 +154,30 @@ impl<'p> Pass<'p> {
 /// that is allowed.
 pub(crate) fn write_behind(
     buffer: &CaptureBuffer,
-    at: &CaptureContext<'_, '_>,
+    ctx: &CaptureContext<'_, '_>,
 ) -> Result<(), CheckpointError> {
-    let CaptureContext { writer, workers, observer, .. } = *at;
+    let CaptureContext { writer, workers, observer, .. } = *ctx;
     let pages: Vec<PageNumber> = buffer.held().iter().collect();
     let total = pages.len() as u64;
     let pieces = Pieces::new(PageRange::new(0, total), PIECE);
     let of = |piece: PageRange| &pages[piece.start.index()..piece.end.index()];
     let done = AtomicU64::new(0);
-    let tell = |piece: PageRange| {
+    let report = |piece: PageRange| {
         let before = done.fetch_add(piece.count(), Ordering::Relaxed);
         observer.progress(before + piece.count(), total);
     };
-    let narrowly = may_spread(at, &pieces).then(|| writer.narrowly());
+    let narrowly = may_spread(ctx, &pieces).then(|| writer.narrowly());
     std::thread::scope(|scope| {
         let spreads = narrowly.map(|narrowly| {
             scope.spawn(|| {
                 let _narrowly = narrowly;
-                spread(at, &pieces, None, || {
+                spread(ctx, &pieces, None, || {
                     Ok(|piece: PageRange, sink: &mut KeyedSink<'_, '_>| {
                         let mut sent = 0;
                         for page in of(piece) {
                             sent += u64::from(sink.put(*page, buffer.page(*page))?);
                         }
-                        tell(piece);
+                        report(piece);
                         Ok(sent)
                     })
                 })
@@ -212,7 +190,7 @@ pub(crate) fn write_behind(
                     for page in of(piece) {
                         sink.put(*page, buffer.page(*page))?;
                     }
-                    tell(piece);
+                    report(piece);
                 }
                 sink.finish()?;
                 Ok(())

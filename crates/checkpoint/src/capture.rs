@@ -18,10 +18,6 @@
 //! pause. A page that none of the stages captured fails the checkpoint
 //! ([`dewar_image::ImageError::Incomplete`]); it never becomes a zero page.
 //!
-//! Saving the device state might write to RAM, so the look comes after it. The
-//! set is looked at, not taken: protecting its pages again would make the pause
-//! longer, and the next checkpoint may find them written.
-//!
 //! Whatever fails, the guest is put back, the image does not exist, and the
 //! dirty sets go back to the tracker.
 
@@ -29,15 +25,16 @@ use crate::CheckpointError;
 use crate::allowance::Allowance;
 use crate::bulk::{Pass, Tally, write_behind};
 use crate::capture_context::CaptureContext;
-use crate::epochs::{self, Captures};
+use crate::captures::{Captures, EpochSink};
 use crate::observe::{Observer, Step, Timeline};
+use crate::overflow::Overflow;
 use crate::page_sender::bulk_with_epochs;
-use crate::work::{Workers, cores};
+use dewar_capture::{CaptureStep, Epoch, Epochs, Workers, converge, cores};
 use dewar_codec::Compression;
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, ImageOptions, ImageReader,
-    ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, EpochRecord, ImageOptions,
+    ImageReader, ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_kernel::OwnSession;
 use dewar_memory::{Ram, WriteTracker};
@@ -171,7 +168,7 @@ fn capture<'s>(
         begin: writer.id().0.clone(),
         since: options.base.image().map(|image| image.record().id.0.clone()),
     })?;
-    observer.step(Step::Prepared);
+    observer.step(Step::Capture(CaptureStep::Prepared));
     let (tracker, by_tracking) = track(guest, &ram, &options)?;
     // Asked now: once the image exists nothing may fail any more.
     let identity = tracker.identity()?;
@@ -183,13 +180,14 @@ fn capture<'s>(
         (PageSet::full(ram.pages()), None)
     };
     guest.drain()?;
-    observer.step(Step::Armed);
+    observer.step(Step::Capture(CaptureStep::Armed));
 
     writer.expect(&todo);
-    let mut captures = Captures::new(ram.pages(), options.buffer_bytes, began, debt);
+    let mut epochs = Epochs::new(ram.pages(), began);
+    let mut captures = Captures::new(ram.pages(), options.buffer_bytes, debt);
     let (tally, compare) = (Tally::default(), !by_tracking);
     let workers = Workers::new(options.session);
-    let at = CaptureContext {
+    let ctx = CaptureContext {
         ram: &ram,
         tracker: &tracker,
         writer: &writer,
@@ -197,20 +195,27 @@ fn capture<'s>(
         allowance: &allowance,
         observer,
     };
-    let pass = Pass::new(&at, &todo, compare)?;
+    let pass = Pass::new(&ctx, &todo, compare)?;
     match &options.dirty {
-        None => pass.run(&at, &tally)?,
-        Some(it) => bulk_with_epochs(&mut captures, guest, &at, &pass, it.epoch, &tally)?,
+        None => pass.run(&ctx, &tally)?,
+        Some(it) => {
+            let taken = (&mut epochs, &mut captures);
+            bulk_with_epochs(taken, guest, &ctx, &pass, it.epoch, &tally)?;
+        }
     }
     let mut holes = pass.into_holes();
     observer.step(Step::BulkDone);
-    epochs::run(&mut captures, guest, &tracker, &writer, options.max_pause, observer)?;
+    let overflow = Overflow::new(&writer)?;
+    let mut sink = EpochSink { captures: &mut captures, ram: &ram, writer: &writer, overflow };
+    let reached = |step| observer.step(Step::Capture(step));
+    converge(&mut epochs, &mut sink, guest, &tracker, options.max_pause, &reached)?;
+    sink.overflow.finish()?;
 
-    let stopped = stop_and_capture(guest, &ram, &tracker, &mut captures, &writer, observer);
+    let stopped = stop_and_capture(guest, &ctx, &mut epochs, &mut captures, &reached);
     if stopped.is_err() {
         // At once: what follows may wait for a slow store.
         let _ = guest.rollback();
-        observer.step(Step::PutBack);
+        observer.step(Step::Capture(CaptureStep::PutBack));
     }
     let (device_state, pause) = stopped?;
 
@@ -225,10 +230,10 @@ fn capture<'s>(
     };
     let (memory, copies) = std::thread::scope(|scope| {
         let behind = scope.spawn(|| -> Result<_, CheckpointError> {
-            write_behind(&captures.buffer, &at)?;
+            write_behind(&captures.buffer, &ctx)?;
             let (root, counts) = writer.finish_memory(holes)?;
             let device_state = writer.put_blob(&device_state)?;
-            let hot_pages = writer.put_blob(&hot_list(&captures.hottest()))?;
+            let hot_pages = writer.put_blob(&hot_list(&epochs.hottest()))?;
             writer.sync()?;
             Ok((root, counts, device_state, hot_pages))
         });
@@ -259,7 +264,7 @@ fn capture<'s>(
         duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
-        epochs: captures.epochs.clone(),
+        epochs: epochs.all().iter().map(epoch_record).collect(),
         captured: CaptureCounts {
             bulk: tally.bulk.into_inner(),
             skipped: tally.skipped.into_inner(),
@@ -308,25 +313,16 @@ fn track(
 /// state and how long the guest stood still.
 fn stop_and_capture(
     guest: &mut dyn Guest,
-    ram: &Ram,
-    tracker: &WriteTracker,
+    ctx: &CaptureContext<'_, '_>,
+    epochs: &mut Epochs,
     captures: &mut Captures<'_>,
-    writer: &ImageWriter<'_>,
-    observer: &dyn Observer,
+    reached: &dyn Fn(CaptureStep),
 ) -> Result<(Vec<u8>, Duration), CheckpointError> {
-    guest.begin_pause()?;
-    observer.step(Step::Stopping);
-    let began = Instant::now();
-    guest.stop()?;
-    observer.step(Step::Stopped);
-    let device_state = guest.save_state()?;
-    observer.step(Step::StateSaved);
-    captures.capture_stopped(&tracker.look(cores())?, ram, writer)?;
-    observer.step(Step::Captured);
-    guest.resume()?;
-    let pause = began.elapsed();
-    observer.step(Step::Resumed);
-    Ok((device_state, pause))
+    let pause = dewar_capture::stop::<CheckpointError>(guest, ctx.tracker, reached)?;
+    epochs.note_stopped(&pause.dirty);
+    captures.capture_stopped(&pause.dirty, ctx.ram, ctx.writer)?;
+    let stood_still = pause.resume(guest, reached)?;
+    Ok((pause.device_state, stood_still))
 }
 
 fn copy_disks(
@@ -358,7 +354,7 @@ fn copy_disks(
     // The guest may wait for its disks meanwhile.
     let _awaited = workers.awaited();
     guest.finish()?;
-    observer.step(Step::Settled);
+    observer.step(Step::DisksCurrent);
     Ok(copies.into_iter().zip(below).collect())
 }
 
@@ -377,6 +373,10 @@ fn disk_record(
         digest,
         below,
     })
+}
+
+fn epoch_record(epoch: &Epoch) -> EpochRecord {
+    EpochRecord { at_ms: epoch.at.as_secs_f64() * 1e3, dirty_pages: epoch.dirty_pages }
 }
 
 /// Page numbers as little-endian 64-bit words.

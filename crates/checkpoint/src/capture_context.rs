@@ -2,7 +2,7 @@
 
 use crate::allowance::Allowance;
 use crate::observe::Observer;
-use crate::work::Workers;
+use dewar_capture::Workers;
 use dewar_image::ImageWriter;
 use dewar_memory::{Ram, WriteTracker};
 

@@ -10,48 +10,46 @@
 use crate::CheckpointError;
 use crate::bulk::{Pass, Tally};
 use crate::capture_context::CaptureContext;
-use crate::epochs::Captures;
-use crate::work::{Pieces, cores};
+use crate::captures::Captures;
+use crate::observe::Step;
+use dewar_capture::{CaptureStep, Epochs, PIECE, Pieces, cores};
 use dewar_guest::Guest;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Pages that a thread takes at a time.
-const PIECE: u64 = 512;
-
 /// Runs the bulk pass, with epochs every so often beside it. In between pages are spread
 /// ([`crate::spread`]).
 pub(crate) fn bulk_with_epochs<'t>(
-    captures: &mut Captures<'t>,
+    (epochs, captures): (&mut Epochs, &mut Captures<'t>),
     guest: &mut dyn Guest,
-    at: &CaptureContext<'_, 't>,
+    ctx: &CaptureContext<'_, 't>,
     pass: &Pass<'_>,
     every: Duration,
     tally: &Tally,
 ) -> Result<(), CheckpointError> {
     let (done, is_done) = mpsc::channel::<()>();
-    let mut narrowly = pass.may_spread(at).then(|| at.writer.narrowly());
+    let mut narrowly = pass.may_spread(ctx).then(|| ctx.writer.narrowly());
     std::thread::scope(|scope| {
         let bulk = scope.spawn(|| {
             let _done = done;
-            pass.run(at, tally)
+            pass.run(ctx, tally)
         });
         let mut beside = || -> Result<(), CheckpointError> {
             loop {
                 let due = Instant::now() + every;
-                if pass.may_spread(at) {
-                    pass.spread(at, tally, due)?;
+                if pass.may_spread(ctx) {
+                    pass.spread(ctx, tally, due)?;
                 }
-                if !pass.may_spread(at) {
+                if !pass.may_spread(ctx) {
                     drop(narrowly.take());
                 }
                 let left = due.saturating_duration_since(Instant::now());
                 if is_done.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
                     return Ok(());
                 }
-                epoch(captures, guest, at)?;
+                epoch((&mut *epochs, &mut *captures), guest, ctx)?;
             }
         };
         let beside = beside();
@@ -65,11 +63,11 @@ pub(crate) fn bulk_with_epochs<'t>(
 }
 
 fn epoch<'t>(
-    captures: &mut Captures<'t>,
+    (epochs, captures): (&mut Epochs, &mut Captures<'t>),
     guest: &mut dyn Guest,
-    at: &CaptureContext<'_, 't>,
+    ctx: &CaptureContext<'_, 't>,
 ) -> Result<(), CheckpointError> {
-    let CaptureContext { ram, tracker, writer, workers, observer, .. } = *at;
+    let CaptureContext { ram, tracker, writer, workers, observer, .. } = *ctx;
     let began = Instant::now();
     let awaited = workers.awaited();
     let lease = tracker.take(cores())?;
@@ -97,6 +95,8 @@ fn epoch<'t>(
         work().inspect_err(|_| pieces.stop())
     })?;
     captures.keyed += sent.into_inner();
-    captures.note(began, pages.len() as u64, observer);
+    let dirty_pages = pages.len() as u64;
+    let number = epochs.note(began, dirty_pages);
+    observer.step(Step::Capture(CaptureStep::Epoch { number, dirty_pages }));
     Ok(())
 }

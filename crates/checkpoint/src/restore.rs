@@ -8,7 +8,7 @@ mod unavailable_stores;
 use crate::CheckpointError;
 use crate::frames::grouped;
 use crate::observe::Observer;
-use crate::work::Pieces;
+use dewar_capture::Pieces;
 use dewar_image::{Entry, FrameCache, ImageReader};
 use dewar_memory::NewRam;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};

@@ -13,21 +13,21 @@
 use crate::CheckpointError;
 use crate::allowance::PIECE;
 use crate::capture_context::CaptureContext;
-use crate::work::Pieces;
+use dewar_capture::Pieces;
 use dewar_image::KeyedSink;
 use dewar_units::PageRange;
 use std::time::Instant;
 
 /// Whether there is something to spread, and more may be.
-pub(crate) fn may_spread(at: &CaptureContext<'_, '_>, pieces: &Pieces) -> bool {
-    !at.allowance.is_used_up() && !pieces.is_empty()
+pub(crate) fn may_spread(ctx: &CaptureContext<'_, '_>, pieces: &Pieces) -> bool {
+    !ctx.allowance.is_used_up() && !pieces.is_empty()
 }
 
 /// Spreads pieces from the end, on idle threads, until then or while
 /// [`may_spread`]. `start` makes what puts a piece's pages for one thread, and says how many
 /// it put.
 pub(crate) fn spread<'c, P>(
-    at: &CaptureContext<'c, '_>,
+    ctx: &CaptureContext<'c, '_>,
     pieces: &Pieces,
     until: Option<Instant>,
     start: impl Fn() -> Result<P, CheckpointError> + Sync,
@@ -35,11 +35,11 @@ pub(crate) fn spread<'c, P>(
 where
     P: FnMut(PageRange, &mut KeyedSink<'c, 'c>) -> Result<u64, CheckpointError>,
 {
-    let allowance = at.allowance;
+    let allowance = ctx.allowance;
     let in_time = || until.is_none_or(|until| Instant::now() < until);
-    at.workers.run_idle(|| {
+    ctx.workers.run_idle(|| {
         let work = || -> Result<(), CheckpointError> {
-            let Some(mut sink) = at.writer.keyed_sink()? else { return Ok(()) };
+            let Some(mut sink) = ctx.writer.keyed_sink()? else { return Ok(()) };
             let mut put = start()?;
             while in_time() && allowance.reserve() {
                 let Some(piece) = pieces.take_last(PIECE) else {

@@ -1,7 +1,7 @@
 //! The progress bar, and the test suite's way to be somewhere exactly.
 
 use crate::output::warn;
-use dewar_checkpoint::{Observer, Step};
+use dewar_checkpoint::{CaptureStep, Observer, Step};
 use dewar_lifecycle::Reporter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Signal, getpid, kill_process};
@@ -79,14 +79,14 @@ impl Observer for Progress {
         self.signal_at(step.name());
         let next = match step {
             Step::Begun => "preparing",
-            Step::Prepared => "arming write tracking",
-            Step::Armed => "saving memory",
+            Step::Capture(CaptureStep::Prepared) => "arming write tracking",
+            Step::Capture(CaptureStep::Armed) => "saving memory",
             Step::BulkDone => "capturing changes",
-            Step::Flushed => {
+            Step::Capture(CaptureStep::Flushed) => {
                 self.quiet.store(true, Ordering::Relaxed);
                 return;
             }
-            Step::Resumed => {
+            Step::Capture(CaptureStep::Resumed) => {
                 self.quiet.store(false, Ordering::Relaxed);
                 "writing pages, disks"
             }

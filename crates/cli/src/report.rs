@@ -13,13 +13,15 @@ const STYLE: &str = include_str!("report/style.css");
 
 /// Stages of a checkpoint: the step that ends each, what it is called, and its
 /// class in the style sheet.
-const STAGES: [(&str, &str, &str); 8] = [
+const STAGES: [(&str, &str, &str); 9] = [
     ("armed", "getting ready", "quiet"),
     ("bulk-done", "pages that stand still", "bulk"),
     ("flushed", "pages written meanwhile", "epochs"),
     ("stopped", "last epochs", "epochs"),
     ("resumed", "pause", "pause"),
     ("written-behind", "writing what was captured", "behind"),
+    ("disks-current", "copying disks", "disks"),
+    // The name that earlier checkpoints have for it.
     ("settled", "copying disks", "disks"),
     ("synced", "waiting for the disk", "quiet"),
 ];

@@ -8,7 +8,8 @@ use crate::own_session::own_session;
 use crate::reporter::Reporter;
 use crate::tracking::{self, Tracking};
 use dewar_checkpoint::{
-    Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step, checkpoint,
+    Base, CaptureStep, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step,
+    checkpoint,
 };
 use dewar_codec::{Codec, Compression};
 use dewar_guest::{Guest, Health};
@@ -98,10 +99,10 @@ struct Guarded<'p> {
 
 impl Observer for Guarded<'_> {
     fn step(&self, step: Step) {
-        if let Some(pauses) = &self.pauses {
+        if let (Some(pauses), Step::Capture(step)) = (&self.pauses, step) {
             match step {
-                Step::Stopping => pauses.begin(Some(self.max_pause)),
-                Step::Resumed | Step::PutBack => pauses.end(),
+                CaptureStep::Stopping => pauses.begin(Some(self.max_pause)),
+                CaptureStep::Resumed | CaptureStep::PutBack => pauses.end(),
                 _ => {}
             }
         }

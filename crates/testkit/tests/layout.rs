@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -14,7 +14,8 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("guest", &["units", "memory"]),
     ("registry", &["kernel"]),
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
-    ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest"]),
+    ("capture", &["units", "kernel", "memory", "guest"]),
+    ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "capture"]),
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),

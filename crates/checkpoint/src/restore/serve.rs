@@ -17,7 +17,7 @@ use super::pending_pages::Missing;
 use super::unavailable_stores::Away;
 use crate::CheckpointError;
 use crate::frames::{Group, Together, grouped, read_with};
-use crate::work::{Pieces, Workers, urgently};
+use dewar_capture::{Pieces, Workers, urgently};
 use dewar_image::{Entry, FrameCache, ImageError, ImageReader};
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};

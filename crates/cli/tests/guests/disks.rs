@@ -154,7 +154,7 @@ fn a_failed_checkpoint_loses_no_write() {
     let lab = common::lab();
     let guest = guest(&lab);
     assert_exact(&lab, &guest, "first");
-    for step in ["armed", "stopped", "resumed", "disks-copied", "settled", "synced"] {
+    for step in ["armed", "stopped", "resumed", "disks-copied", "disks-current", "synced"] {
         qemu_io(&lab, 1, "write -P 33 30M 64k");
         // The guest itself writes on, to the overlay.
         let held = HeldCheckpoint::at(&lab, "g", step);

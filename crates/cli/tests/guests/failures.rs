@@ -56,7 +56,7 @@ fn stores_that_fail_leave_the_guest_running() {
     lab.dewar(&["checkpoint", "g", "--store", "s3://bucket"]).failed(4, &["not of a kind"]);
 
     // The store is removed while a checkpoint is written to it.
-    for step in ["armed", "resumed", "settled"] {
+    for step in ["armed", "resumed", "disks-current"] {
         let held = common::HeldCheckpoint::at(&lab, "g", step);
         std::fs::remove_dir_all(lab.store()).expect("remove");
         let (code, _, said) = held.go_on();

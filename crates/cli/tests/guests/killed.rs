@@ -23,7 +23,7 @@ const STEPS: [&str; 16] = [
     "captured",
     "resumed",
     "disks-copied",
-    "settled",
+    "disks-current",
     "written-behind",
     "synced",
     "committed",
@@ -279,14 +279,16 @@ fn a_guardian_killed_alone_harms_nothing() {
 fn qemu_killed_in_a_checkpoint() {
     let mut scene = Scene::new("victim");
     let images = scene.images();
-    for step in ["prepared", "armed", "epoch", "stopped", "resumed", "disks-copied", "settled"] {
+    for step in
+        ["prepared", "armed", "epoch", "stopped", "resumed", "disks-copied", "disks-current"]
+    {
         let before = scene.store_files();
         let held = HeldCheckpoint::at(&scene.lab, "victim", step);
         let pid = qemu_pid(&scene.lab, "victim");
         kill(pid, Signal::KILL);
         wait_while_alive(pid);
         let (code, out, said) = held.go_on();
-        if ["disks-copied", "settled"].contains(&step) {
+        if ["disks-copied", "disks-current"].contains(&step) {
             // All was captured by then: the checkpoint is whole.
             assert_eq!(code, 0, "{said}");
             let told: Value = serde_json::from_str(&out).expect("JSON");
