@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
     ("codec", &["units"]),
     ("image", &["units", "codec"]),
+    ("wire", &[]),
     ("guest", &["units", "memory"]),
     ("registry", &["kernel"]),
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
