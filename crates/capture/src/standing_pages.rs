@@ -8,6 +8,8 @@ use dewar_units::{PageNumber, PageRange, PageSet};
 
 /// Pages that a thread takes at a time: one page-table node.
 pub const PIECE: u64 = 512;
+/// So many parts of the memory take turns: what is in one may compress well, and in another not at all.
+const STRIPES: u64 = 16;
 /// The share of all pages below which the file is not asked which of them have memory.
 const FEW: u64 = 16;
 
@@ -34,7 +36,7 @@ impl<'p> StandingPages<'p> {
                 holes.remove_range(range);
             }
         }
-        Ok(Self { todo, holes, pieces: Pieces::new(all, PIECE) })
+        Ok(Self { todo, holes, pieces: Pieces::striped(all, PIECE, STRIPES) })
     }
 
     /// The pages of the pass that have no memory behind them; one that gets some from now on is dirty.
