@@ -11,7 +11,7 @@ use dewar_checkpoint::{
     Base, CaptureStep, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step,
     checkpoint,
 };
-use dewar_codec::{Codec, Compression};
+use dewar_codec::Compression;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, Store};
@@ -46,7 +46,7 @@ impl Default for CheckpointRequest {
             full: false,
             max_pause: Duration::from_millis(25),
             buffer: None,
-            compression: Compression::Only(Codec::Zstd),
+            compression: Compression::Auto,
             dedup: Dedup::Off,
             dirty: None,
             tag: None,

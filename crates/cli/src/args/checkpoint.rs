@@ -22,7 +22,7 @@ pub struct CheckpointArgs {
     #[arg(long)]
     pub full: bool,
     /// How pages are compressed.
-    #[arg(long, value_enum, default_value_t = CodecChoice::Zstd)]
+    #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,
     /// Where a page's content is looked for before it is stored.
     #[arg(long, value_enum, default_value_t = DedupChoice::Off)]
