@@ -11,7 +11,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("memory", &["units", "kernel"]),
     ("codec", &["units"]),
     ("image", &["units", "codec"]),
-    ("wire", &[]),
+    ("wire", &["units", "codec"]),
     ("guest", &["units", "memory"]),
     ("registry", &["kernel"]),
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),

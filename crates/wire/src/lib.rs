@@ -6,3 +6,4 @@
 pub mod frame;
 pub mod hello;
 pub mod ownership;
+pub mod pages;
