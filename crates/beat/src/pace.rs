@@ -44,7 +44,7 @@ impl Pace {
             Some(before) => End::Met(before),
             None => End::Missed(Some(now - deadline)),
         };
-        self.tell(end);
+        self.report(end);
         if now > self.release + HOPELESS {
             self.release = now;
         }
@@ -53,7 +53,7 @@ impl Pace {
 
     /// Says that the job was given up.
     pub fn gave_up(&mut self) {
-        self.tell(End::Missed(None));
+        self.report(End::Missed(None));
     }
 
     /// Says that a job is done whose release nobody knows: it had a period from
@@ -71,7 +71,7 @@ impl Pace {
         }
         let is_missed = late > self.period / UNSTEADY;
         let end = if is_missed { End::Missed(Some(late)) } else { End::Met(Duration::ZERO) };
-        self.tell(end);
+        self.report(end);
         self.release = now;
         end
     }
@@ -81,7 +81,7 @@ impl Pace {
         (self.number, self.missed)
     }
 
-    fn tell(&mut self, end: End) {
+    fn report(&mut self, end: End) {
         self.beat.say(&Line::Job { number: self.number, end });
         self.number += 1;
         self.missed += u64::from(matches!(end, End::Missed(_)));

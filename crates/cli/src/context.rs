@@ -1,6 +1,6 @@
 //! What every verb starts from: the host's guests, and the way to tell a result.
 
-use crate::output::{tell, warn};
+use crate::output::{print, warn};
 use dewar_image::Store;
 use dewar_lifecycle::{Failure, Host};
 use serde_json::Value;
@@ -29,8 +29,8 @@ impl Context {
     /// Prints the result: `json` for programs, `text` for people. Returns whether it was read.
     pub fn print(&self, json: Value, text: &str) -> bool {
         match self.json {
-            true => tell(json),
-            false => tell(text.trim_end()),
+            true => print(json),
+            false => print(text.trim_end()),
         }
     }
 

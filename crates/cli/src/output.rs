@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Prints a line, and says whether anybody still reads: they may have
 /// seen enough, and what was done is done.
-pub fn tell(text: impl Display) -> bool {
+pub fn print(text: impl Display) -> bool {
     writeln!(std::io::stdout(), "{}", printable(&text.to_string())).is_ok()
 }
 
@@ -30,7 +30,7 @@ pub fn note(failure: &Failure) {
 pub fn report(failure: &Failure, json: bool) -> ExitCode {
     warn(&failure.whole());
     if json && !failure.is_printed() {
-        tell(failure.beside(json!({})));
+        print(failure.beside(json!({})));
     }
     ExitCode::from(failure.code() as u8)
 }

@@ -121,8 +121,8 @@ impl Agent {
 
     /// The name of the interface that has an address.
     fn interface(&mut self, address: &str) -> Result<Option<String>, AgentError> {
-        let told = self.ask("guest-network-get-interfaces", json!({}))?;
-        let all = told.as_array().into_iter().flatten();
+        let report = self.ask("guest-network-get-interfaces", json!({}))?;
+        let all = report.as_array().into_iter().flatten();
         let mut its = all.filter(|it| {
             it["hardware-address"].as_str().is_some_and(|it| it.eq_ignore_ascii_case(address))
         });

@@ -52,8 +52,8 @@ pub struct Discovered {
 
 /// QEMU's version, such as `7.2.22`.
 pub(crate) fn version(qmp: &mut Qmp) -> Result<String, QmpError> {
-    let told = qmp.execute("query-version", json!({}))?;
-    let part = |name: &str| told["qemu"][name].as_u64().unwrap_or(0);
+    let report = qmp.execute("query-version", json!({}))?;
+    let part = |name: &str| report["qemu"][name].as_u64().unwrap_or(0);
     Ok(format!("{}.{}.{}", part("major"), part("minor"), part("micro")))
 }
 
@@ -308,9 +308,9 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
 /// asynchronously a guest that touches one for the first time hangs.
 fn is_persistent(file: &File) -> std::io::Result<bool> {
     let nothing = StatxFlags::empty();
-    let told = statx(file, "", AtFlags::EMPTY_PATH, nothing)?;
+    let report = statx(file, "", AtFlags::EMPTY_PATH, nothing)?;
     let is_device = file.metadata()?.file_type().is_char_device();
-    Ok(is_device || told.stx_attributes.contains(StatxAttributes::DAX))
+    Ok(is_device || report.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Whether a process maps the file that `path` means now, shared.

@@ -15,7 +15,7 @@
 //!
 //! In PENDING QEMU has written everything back and flushed it, and holds the
 //! guest's requests to this disk until `job-finalize`: neither file changes
-//! while the journal is written. [`settle`] goes from any of these states to
+//! while the journal is written. [`make_current`] goes from any of these states to
 //! the end; it is what the ordinary way and every recovery call.
 
 mod copy;
@@ -125,7 +125,7 @@ pub(crate) fn snapshot_actions(journal: &Journal, image: &str) -> Value {
 }
 
 /// Brings a disk from wherever it is to its own file, and removes the overlay.
-pub(crate) fn settle(
+pub(crate) fn make_current(
     qmp: &mut Qmp,
     folder: &GuestFolder,
     journal: &mut Journal,
@@ -201,7 +201,7 @@ pub(crate) fn settle(
 }
 
 /// With QEMU gone: writes the overlay back into the guest's own file.
-pub(crate) fn settle_offline(
+pub(crate) fn make_current_offline(
     folder: &GuestFolder,
     journal: &mut Journal,
     index: usize,

@@ -134,27 +134,27 @@ fn is_plain(address: &str) -> bool {
 /// Where QEMU does not answer, or has not just these: what it makes by itself, or by an
 /// option that was not looked at, would have an address of another guest.
 pub fn cards(qmp: &mut Qmp, changes: &[NewAddress]) -> Result<Vec<String>, QmpError> {
-    let told = monitor(qmp, "info network")?;
+    let report = monitor(qmp, "info network")?;
     let refused = |reason: String| QmpError::Refused { command: "info network".to_owned(), reason };
     let missing = |new: &str| refused(format!("no network card has the address {new}"));
     let is_new = |line: &str| changes.iter().any(|it| line.trim_end().ends_with(&it.new));
-    if let Some(other) = told.lines().find(|it| it.contains("type=nic,") && !is_new(it)) {
+    if let Some(other) = report.lines().find(|it| it.contains("type=nic,") && !is_new(it)) {
         return Err(refused(format!("a network card has no new address: {}", other.trim())));
     }
     changes
         .iter()
-        .map(|change| card(&told, &change.new).ok_or_else(|| missing(&change.new)))
+        .map(|change| card(&report, &change.new).ok_or_else(|| missing(&change.new)))
         .collect()
 }
 
 /// Finds a card in `info network`, which has a line for each:
 /// `net0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:81:00:01`, set off, where the
 /// card is on a hub, by a backslash and the name of the hub's port.
-fn card(told: &str, address: &str) -> Option<String> {
+fn card(report: &str, address: &str) -> Option<String> {
     let has_it = |line: &&str| {
         line.contains("type=nic") && line.trim_end().ends_with(&format!("macaddr={address}"))
     };
-    let (names, _) = told.lines().find(has_it)?.split_once(": index=")?;
+    let (names, _) = report.lines().find(has_it)?.split_once(": index=")?;
     let name = names.rsplit_once(": ").map_or(names, |(_, name)| name);
     Some(name.trim_start_matches([' ', '\\']).to_owned())
 }

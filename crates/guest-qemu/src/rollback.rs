@@ -47,7 +47,7 @@ pub fn rollback(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RollbackError
     disks::abandon_making(qmp)?;
     for index in 0..journal.disks.len() {
         disks::abandon_copy(qmp, index)?;
-        disks::settle(qmp, folder, &mut journal, index)?;
+        disks::make_current(qmp, folder, &mut journal, index)?;
     }
     disks::release_files(qmp)?;
     retry_writes(qmp, &journal)?;
@@ -58,7 +58,7 @@ pub fn rollback(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RollbackError
 pub(crate) fn put_back_offline(folder: &GuestFolder) -> Result<(), RollbackError> {
     let Some(mut journal) = Journal::load(folder)? else { return Ok(()) };
     for index in 0..journal.disks.len() {
-        disks::settle_offline(folder, &mut journal, index)?;
+        disks::make_current_offline(folder, &mut journal, index)?;
     }
     Ok(Journal::close(folder)?)
 }

@@ -48,7 +48,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
 
     /// The same for an object that is not there yet, and fast: after a crash it
-    /// may be there in part. [`Backend::settle`] makes it last.
+    /// may be there in part. [`Backend::sync_folder`] makes it last.
     fn put_new(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
 
     /// The first of several who create an object wins; the others are told
@@ -57,7 +57,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// Makes last what was put into `folder` by [`Backend::put_new`], or removed
     /// from it.
-    fn settle(&self, folder: &str) -> Result<(), ImageError>;
+    fn sync_folder(&self, folder: &str) -> Result<(), ImageError>;
 
     /// An object to read pieces of. One that is replaced meanwhile may be read
     /// as it was or as it is.
@@ -79,8 +79,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Bounds how long what fails is tried again, from now on.
     fn set_patience(&self, _patience: Duration) {}
 
-    /// Takes hold of an object.
-    fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError>;
+    /// Locks an object, or says why not.
+    fn lock(&self, name: &str, how: LockKind) -> Result<LockAttempt, ImageError>;
 
     /// Adds to a counter that begins at 1; returns what it was before. No two
     /// get the same number, and none is given out again.
@@ -99,39 +99,39 @@ pub(crate) trait Object: fmt::Debug + Send + Sync {
     fn read_ahead(&self) {}
 }
 
-/// How to hold an object.
+/// How to lock an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hold {
-    /// Make it, empty, and hold it alone; it is never seen without its holder.
+pub(crate) enum LockKind {
+    /// Make it, empty, and lock it alone; it is never seen unlocked.
     New,
-    /// Alone; not where somebody holds it.
+    /// Alone; not where another process has it locked.
     Alone,
-    /// Alone, after waiting for those who hold it.
+    /// Alone, after waiting for the others.
     AloneAfterAll,
     /// With others who share it.
     Shared,
 }
 
-/// What became of a try to hold.
+/// What became of a try to lock.
 #[derive(Debug)]
-pub(crate) enum Holding {
-    /// It is held until this is dropped.
-    Held(Box<dyn Held>),
-    /// Somebody else holds it.
+pub(crate) enum LockAttempt {
+    /// It is locked until this is dropped.
+    Locked(Box<dyn Lock>),
+    /// Another process has it locked.
     Taken,
     /// There is no such object.
     Missing,
 }
 
-/// An object that we hold.
-pub(crate) trait Held: fmt::Debug + Send + Sync {
+/// An object that this process has locked.
+pub(crate) trait Lock: fmt::Debug + Send + Sync {
     /// Adds to the object's end; on return that lasts.
     fn append(&mut self, text: &str) -> Result<(), ImageError>;
 
-    /// [`Backend::put`] of another object, but not where the hold was lost.
+    /// [`Backend::put`] of another object, but not where the lock was lost.
     fn put(&mut self, name: &str, bytes: &[u8]) -> Result<(), ImageError>;
 
-    /// Removes the object and lets go.
+    /// Removes the object and releases the lock.
     fn remove(self: Box<Self>) -> Result<(), ImageError>;
 }
 

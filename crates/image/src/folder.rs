@@ -1,7 +1,7 @@
 //! A store in a folder: objects are files by their names. Private to their
 //! owner; held by `flock`, which the kernel drops when the holder dies.
 
-use crate::backend::{Backend, Held, Hold, Holding, Object};
+use crate::backend::{Backend, Lock, LockAttempt, LockKind, Object};
 use crate::{ImageError, direct, files};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use std::fs::{self, File};
@@ -81,7 +81,7 @@ impl Backend for Folder {
         }
     }
 
-    fn settle(&self, folder: &str) -> Result<(), ImageError> {
+    fn sync_folder(&self, folder: &str) -> Result<(), ImageError> {
         files::sync_folder(&self.path(folder))
     }
 
@@ -122,16 +122,20 @@ impl Backend for Folder {
         left.map(|(_, entry)| entry.path()).try_for_each(|path| files::remove(&path))
     }
 
-    fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {
+    fn lock(&self, name: &str, how: LockKind) -> Result<LockAttempt, ImageError> {
         let path = self.path(name);
         let held = |file| {
-            Holding::Held(Box::new(HeldFile { file, path: path.clone(), root: self.root.clone() }))
+            LockAttempt::Locked(Box::new(LockedFile {
+                file,
+                path: path.clone(),
+                root: self.root.clone(),
+            }))
         };
-        if how == Hold::New {
-            return make_held(&path).map(held).map_err(ImageError::io("create", &path));
+        if how == LockKind::New {
+            return make_locked(&path).map(held).map_err(ImageError::io("create", &path));
         }
         let opened = match how {
-            Hold::Shared => File::open(&path),
+            LockKind::Shared => File::open(&path),
             // NFS locks for one alone only what may be written.
             _ => File::options().read(true).write(true).open(&path).or_else(|error| {
                 use ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
@@ -142,19 +146,19 @@ impl Backend for Folder {
             }),
         };
         let opened = unless_missing(opened).map_err(ImageError::io("open", &path))?;
-        let Some(file) = opened else { return Ok(Holding::Missing) };
+        let Some(file) = opened else { return Ok(LockAttempt::Missing) };
         let lock = match how {
-            Hold::AloneAfterAll => FlockOperation::LockExclusive,
-            Hold::Shared => FlockOperation::NonBlockingLockShared,
-            Hold::Alone | Hold::New => FlockOperation::NonBlockingLockExclusive,
+            LockKind::AloneAfterAll => FlockOperation::LockExclusive,
+            LockKind::Shared => FlockOperation::NonBlockingLockShared,
+            LockKind::Alone | LockKind::New => FlockOperation::NonBlockingLockExclusive,
         };
         match flock(&file, lock) {
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(Holding::Taken),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(LockAttempt::Taken),
             Err(error) => Err(ImageError::io("lock", &path)(error.into())),
             // It may have been removed while we opened or waited.
             Ok(()) => match is_at(&file, &path).map_err(ImageError::io("read", &path))? {
                 true => Ok(held(file)),
-                false => Ok(Holding::Missing),
+                false => Ok(LockAttempt::Missing),
             },
         }
     }
@@ -210,13 +214,13 @@ impl Object for OpenFile {
 }
 
 #[derive(Debug)]
-struct HeldFile {
+struct LockedFile {
     file: File,
     path: PathBuf,
     root: PathBuf,
 }
 
-impl Held for HeldFile {
+impl Lock for LockedFile {
     fn append(&mut self, text: &str) -> Result<(), ImageError> {
         self.file
             .write_all(text.as_bytes())
@@ -238,7 +242,7 @@ impl Held for HeldFile {
 }
 
 /// Locked before it gets its name: who finds it unlocked knows its maker dead.
-fn make_held(path: &Path) -> std::io::Result<File> {
+fn make_locked(path: &Path) -> std::io::Result<File> {
     let mut part = path.as_os_str().to_owned();
     part.push(PART);
     // One that died in between left it, and nothing in it.

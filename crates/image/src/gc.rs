@@ -65,7 +65,7 @@ pub fn collect(
     dry_run: bool,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Collected, ImageError> {
-    let _one_at_a_time = store.hold_deletions()?;
+    let _one_at_a_time = store.lock_deletions()?;
     if !dry_run {
         store.backend().tidy(FOLDER)?;
     }
@@ -132,8 +132,8 @@ pub fn collect(
         collect_dirty(store, &needed.sources, dry_run)?;
     if !dry_run {
         store.sweep()?;
-        store.backend().settle(FOLDER)?;
-        store.backend().settle(DISKS)?;
+        store.backend().sync_folder(FOLDER)?;
+        store.backend().sync_folder(DISKS)?;
     }
     Ok(collected)
 }

@@ -10,7 +10,7 @@
 //! seconds. A lease may also name pages in a dirty store; while that cannot be
 //! reached the lease stays.
 
-use crate::backend::{Backend, Held, Hold, Holding};
+use crate::backend::{Backend, Lock, LockAttempt, LockKind};
 use crate::{ImageError, ImageId, Store, dirty};
 use std::collections::HashSet;
 
@@ -20,16 +20,18 @@ const SUFFIX: &str = ".lease";
 /// A lease that we hold.
 #[derive(Debug)]
 pub(crate) struct WriterLease {
-    held: Box<dyn Held>,
+    held: Box<dyn Lock>,
     name: String,
 }
 
 impl WriterLease {
     pub(crate) fn take(backend: &dyn Backend, id: &ImageId) -> Result<Self, ImageError> {
         let name = format!("{FOLDER}/{id}{SUFFIX}");
-        match backend.hold(&name, Hold::New)? {
-            Holding::Held(held) => Ok(Self { held, name }),
-            Holding::Taken | Holding::Missing => Err(ImageError::InUse { id: id.0.clone() }),
+        match backend.lock(&name, LockKind::New)? {
+            LockAttempt::Locked(held) => Ok(Self { held, name }),
+            LockAttempt::Taken | LockAttempt::Missing => {
+                Err(ImageError::InUse { id: id.0.clone() })
+            }
         }
     }
 
@@ -66,7 +68,9 @@ pub(crate) fn sweep(store: &Store, only_here: bool) -> Result<(), ImageError> {
             continue;
         }
         let name = format!("{FOLDER}/{object}");
-        let Holding::Held(held) = store.backend().hold(&name, Hold::Alone)? else { continue };
+        let LockAttempt::Locked(held) = store.backend().lock(&name, LockKind::Alone)? else {
+            continue;
+        };
         match remove_named(store, &name) {
             Ok(Left::Nothing) => held.remove()?,
             Ok(Left::InDirtyStore) if only_here => held.remove()?,
@@ -90,9 +94,9 @@ pub(crate) fn named(backend: &dyn Backend) -> Result<HashSet<String>, ImageError
 
 /// What leases name that somebody holds.
 pub(crate) fn named_by_the_living(backend: &dyn Backend) -> Result<HashSet<String>, ImageError> {
-    named_by(backend, |lease| match backend.hold(lease, Hold::Alone)? {
-        Holding::Held(_) | Holding::Missing => Ok(false),
-        Holding::Taken => Ok(true),
+    named_by(backend, |lease| match backend.lock(lease, LockKind::Alone)? {
+        LockAttempt::Locked(_) | LockAttempt::Missing => Ok(false),
+        LockAttempt::Taken => Ok(true),
     })
 }
 

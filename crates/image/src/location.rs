@@ -194,8 +194,11 @@ mod tests {
             "redis:me:s3cret@h",
             "redis://h?password=s3cret@s3cret",
         ] {
-            let told = problem(url);
-            assert!(told.contains("DEWAR_REDIS_PASSWORD") && !told.contains("s3cret"), "{told}");
+            let report = problem(url);
+            assert!(
+                report.contains("DEWAR_REDIS_PASSWORD") && !report.contains("s3cret"),
+                "{report}"
+            );
         }
         for url in [
             "redis://h?password=s3cret",
@@ -205,8 +208,8 @@ mod tests {
             "redis://h/0;s3cret",
             "redis://me:s3cret",
         ] {
-            let told = problem(url);
-            assert!(!told.contains("s3cret"), "{told}");
+            let report = problem(url);
+            assert!(!report.contains("s3cret"), "{report}");
         }
     }
 }

@@ -1,4 +1,4 @@
-use crate::backend::Held;
+use crate::backend::Lock;
 use crate::dirty::{self, KeyedPages};
 use crate::frame::FRAME_HEADER_BYTES;
 use crate::segment::SegmentFile;
@@ -33,7 +33,7 @@ pub struct ImageReader {
     /// How long what fails in a dirty store is tried again.
     patience: Mutex<Duration>,
     /// While it is held the image cannot be deleted.
-    _hold: Box<dyn Held>,
+    _lock: Box<dyn Lock>,
 }
 
 /// One thread's working memory for reading: a decoder and the last frame.
@@ -73,7 +73,7 @@ impl FrameCache {
 }
 
 impl ImageReader {
-    pub(crate) fn new(store: Store, record: Record, hold: Box<dyn Held>) -> Self {
+    pub(crate) fn new(store: Store, record: Record, lock: Box<dyn Lock>) -> Self {
         Self {
             store,
             record,
@@ -81,7 +81,7 @@ impl ImageReader {
             keyed: Mutex::default(),
             table: Mutex::default(),
             patience: Mutex::new(Duration::MAX),
-            _hold: hold,
+            _lock: lock,
         }
     }
 

@@ -26,9 +26,9 @@ mod shared;
 mod wire;
 
 use crate::ImageError;
-use crate::backend::{Backend, Hold, Holding, Object};
+use crate::backend::{Backend, LockAttempt, LockKind, Object};
 use crate::location::RedisPlace;
-use lock::{HeldKey, Keys};
+use lock::{Keys, LockedKey};
 use pool::Pool;
 use redis::cmd;
 use shared::{Shared, folder_of, is_large};
@@ -66,8 +66,8 @@ impl Redis {
         let answer: redis::Value = self.shared.ask("read", "the server's settings", &info)?;
         // A Cluster answers with a map of its nodes' texts. One that forgets only
         // keys that have an end would forget who holds an image.
-        let told = format!("{answer:?}");
-        let mut policies = told.split("maxmemory_policy:").skip(1);
+        let report = format!("{answer:?}");
+        let mut policies = report.split("maxmemory_policy:").skip(1);
         Ok(policies.any(|policy| !policy.starts_with("noeviction")))
     }
 }
@@ -105,7 +105,7 @@ impl Backend for Redis {
         self.shared.put_small(name, bytes, true)
     }
 
-    fn settle(&self, _folder: &str) -> Result<(), ImageError> {
+    fn sync_folder(&self, _folder: &str) -> Result<(), ImageError> {
         Ok(())
     }
 
@@ -137,14 +137,14 @@ impl Backend for Redis {
         self.shared.pool.set_patience(patience);
     }
 
-    fn hold(&self, name: &str, how: Hold) -> Result<Holding, ImageError> {
+    fn lock(&self, name: &str, how: LockKind) -> Result<LockAttempt, ImageError> {
         let keys = Keys {
             hold: self.shared.small("hold:", name),
             object: self.shared.key(name),
             index: self.shared.index(name),
             entry: folder_of(name).1.to_owned(),
         };
-        HeldKey::take(&self.shared, name, keys, how)
+        LockedKey::take(&self.shared, name, keys, how)
     }
 
     fn count(&self, name: &str, more: u64) -> Result<u64, ImageError> {

@@ -2,7 +2,7 @@ mod delete;
 
 pub use delete::{Deleted, Deletion};
 
-use crate::backend::{Backend, Held, Hold, Holding};
+use crate::backend::{Backend, Lock, LockAttempt, LockKind};
 use crate::folder::Folder;
 use crate::lease::{self, WriterLease};
 use crate::location::Location;
@@ -272,8 +272,8 @@ impl Store {
     /// # Errors
     /// Where its record is missing or damaged.
     pub fn open_image(&self, id: &ImageId) -> Result<ImageReader, ImageError> {
-        let hold = self.hold_record(id, Hold::Shared)?;
-        Ok(ImageReader::new(self.clone(), self.record(id)?, hold))
+        let lock = self.lock_record(id, LockKind::Shared)?;
+        Ok(ImageReader::new(self.clone(), self.record(id)?, lock))
     }
 
     /// The records of all images; where one cannot be read it is not known what
@@ -300,10 +300,12 @@ impl Store {
     }
 
     /// Who deletes or collects is alone.
-    pub(crate) fn hold_deletions(&self) -> Result<Box<dyn Held>, ImageError> {
-        match self.backend.hold(STORE_FILE, Hold::AloneAfterAll)? {
-            Holding::Held(held) => Ok(held),
-            Holding::Taken | Holding::Missing => Err(ImageError::NoStore { url: self.url() }),
+    pub(crate) fn lock_deletions(&self) -> Result<Box<dyn Lock>, ImageError> {
+        match self.backend.lock(STORE_FILE, LockKind::AloneAfterAll)? {
+            LockAttempt::Locked(held) => Ok(held),
+            LockAttempt::Taken | LockAttempt::Missing => {
+                Err(ImageError::NoStore { url: self.url() })
+            }
         }
     }
 
@@ -347,11 +349,11 @@ impl Store {
         SegmentFile::open(self.backend(), self.id, number, expected)
     }
 
-    fn hold_record(&self, id: &ImageId, how: Hold) -> Result<Box<dyn Held>, ImageError> {
-        match self.backend.hold(&record_name(id), how)? {
-            Holding::Held(held) => Ok(held),
-            Holding::Taken => Err(ImageError::InUse { id: id.0.clone() }),
-            Holding::Missing => Err(self.not_found(&id.0)),
+    fn lock_record(&self, id: &ImageId, how: LockKind) -> Result<Box<dyn Lock>, ImageError> {
+        match self.backend.lock(&record_name(id), how)? {
+            LockAttempt::Locked(held) => Ok(held),
+            LockAttempt::Taken => Err(ImageError::InUse { id: id.0.clone() }),
+            LockAttempt::Missing => Err(self.not_found(&id.0)),
         }
     }
 

@@ -280,7 +280,7 @@ mod tests {
             roots.push(root);
         }
         let mut seen = FxHashSet::default();
-        let mut told = Vec::new();
+        let mut report = Vec::new();
         for root in roots {
             let (mut read, mut all) = (0, HashSet::new());
             let get = |some: &[Entry]| {
@@ -292,12 +292,12 @@ mod tests {
             };
             let note = |level: &[Entry]| all.extend(level.iter().copied());
             visit(root, entries.len() as u64, &mut seen, get, note).expect("visit");
-            told.push((read, all));
+            report.push((read, all));
         }
-        assert_eq!(told[1].0, 3, "one node a level");
-        let all: HashSet<Entry> = told.iter().flat_map(|(_, all)| all.iter().copied()).collect();
+        assert_eq!(report[1].0, 3, "one node a level");
+        let all: HashSet<Entry> = report.iter().flat_map(|(_, all)| all.iter().copied()).collect();
         assert!(entries.iter().all(|entry| all.contains(entry)));
-        assert!(told[1].1.contains(&address(680_000)));
+        assert!(report[1].1.contains(&address(680_000)));
     }
 
     #[test]

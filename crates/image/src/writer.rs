@@ -266,7 +266,7 @@ impl<'s> ImageWriter<'s> {
         if let Some(failure) = &self.lock().failure {
             return Err(ImageError::Earlier(Arc::clone(failure)));
         }
-        self.store.backend().settle("segments")
+        self.store.backend().sync_folder("segments")
     }
 
     /// Bytes put so far, compressed.
@@ -314,7 +314,7 @@ impl<'s> ImageWriter<'s> {
         let bytes = record.to_bytes().map_err(|error| {
             ImageError::io("write", Path::new(&name))(std::io::Error::other(error))
         })?;
-        self.store.backend().settle("disks")?;
+        self.store.backend().sync_folder("disks")?;
         if let Some(lease) = &mut self.lock().lease {
             lease.commit(&name, &bytes)?;
         }

@@ -29,9 +29,9 @@ pub fn adopt(host: &Host, name: &str, socket: &Path) -> Result<(GuestRecord, Str
     if let Some(other) = known_guest(host, process)? {
         return Err(failed(format!("it is guest '{other}' already")));
     }
-    let told = |error: std::io::Error| failed(error.to_string());
-    let started = (program(pid).map_err(told)?, command_line(pid).map_err(told)?);
-    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).map_err(told)?;
+    let report = |error: std::io::Error| failed(error.to_string());
+    let started = (program(pid).map_err(report)?, command_line(pid).map_err(report)?);
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).map_err(report)?;
     let record = GuestRecord::new(name, process, started, cwd, socket.clone());
     let mut record = GuestRecord { adopted: true, ..record };
     refuse_lost_paths(&record)?;

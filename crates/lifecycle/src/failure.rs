@@ -73,12 +73,12 @@ impl Failure {
     }
 
     /// The failure beside a result of which not all is as it should be, for programs.
-    pub fn beside(&self, mut told: Value) -> Value {
-        told["error"] = self.what.as_str().into();
-        told["guest_state"] = self.state.as_deref().into();
-        told["advice"] = self.advice.as_deref().into();
-        told["exit_code"] = (self.code as u8).into();
-        told
+    pub fn beside(&self, mut report: Value) -> Value {
+        report["error"] = self.what.as_str().into();
+        report["guest_state"] = self.state.as_deref().into();
+        report["advice"] = self.advice.as_deref().into();
+        report["exit_code"] = (self.code as u8).into();
+        report
     }
 
     /// Says that the result was printed, failure and all.

@@ -175,12 +175,12 @@ fn find(host: &Host, name: &str, options: &QosOptions) -> Result<Subject, Failur
             .advice("start it with 'dewar run --qos', or name a socket with --port"));
     }
     let mut qmp = connect(&guest.record)?;
-    let told = qmp
+    let report = qmp
         .execute("query-cpus-fast", json!({}))
         .map_err(|error| qmp_failure(&guest.record, &error))?;
     let process = guest.record.process;
     let thread = |cpu: &serde_json::Value| cpu["thread-id"].as_i64();
-    let threads = told.as_array().into_iter().flatten().filter_map(thread);
+    let threads = report.as_array().into_iter().flatten().filter_map(thread);
     let mut vcpus: Vec<Task> =
         threads.map(|thread| Task { process: process.pid, thread: thread as i32 }).collect();
     // TCG may run all vCPUs in one thread.

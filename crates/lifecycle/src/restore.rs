@@ -47,7 +47,7 @@ pub fn restore(
     id: &ImageId,
     options: &RestoreOptions,
     reporter: &dyn Reporter,
-    told: impl FnOnce(Restored) -> Result<(), Failure>,
+    report: impl FnOnce(Restored) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let image = store.open_image(id)?;
     let name = options.name.clone().unwrap_or_else(|| image.record().guest.clone());
@@ -148,8 +148,8 @@ pub fn restore(
     let is_running = state.is_running();
     let set_clock = || bring_forward(options.keep_clock, saved, &record.arguments, &record.folder);
     let clock = is_running.then(set_clock);
-    let end = told(Restored {
-        new_addresses: identity.told(),
+    let end = report(Restored {
+        new_addresses: identity.report(),
         checkpoint: image.record().clone(),
         record,
         state,

@@ -108,7 +108,7 @@ pub struct Controller {
     next: Option<NextJob>,
     busy: Busy,
     target: Target,
-    told: Instant,
+    report: Instant,
     /// Jobs and misses since then.
     since_told: (u64, u64),
     /// When a rescue ends.
@@ -193,7 +193,7 @@ impl Controller {
             next: None,
             busy,
             target,
-            told: now,
+            report: now,
             since_told: (0, 0),
             tend: None,
         };
@@ -226,7 +226,7 @@ impl Controller {
     pub fn run(
         &mut self,
         stop: BorrowedFd<'_>,
-        mut told: impl FnMut(&Entry),
+        mut report: impl FnMut(&Entry),
     ) -> Result<Ended, QosError> {
         loop {
             if let Some(ended) = self.wait(stop) {
@@ -240,9 +240,9 @@ impl Controller {
             let now = Instant::now();
             self.tend = self.hold.tend(now)?;
             self.look_after(now);
-            if self.told.elapsed() >= TELL {
-                self.tell();
-                told(&self.entry);
+            if self.report.elapsed() >= TELL {
+                self.publish();
+                report(&self.entry);
             }
         }
     }
@@ -270,7 +270,7 @@ impl Controller {
     fn wait(&self, stop: BorrowedFd<'_>) -> Option<Ended> {
         let now = Instant::now();
         let until = |at: Instant| at.saturating_duration_since(now);
-        let mut timeout = TELL.saturating_sub(self.told.elapsed());
+        let mut timeout = TELL.saturating_sub(self.report.elapsed());
         let look = self.next.as_ref().and_then(|next| next.look);
         for at in [look, self.tend].into_iter().flatten() {
             timeout = timeout.min(until(at));

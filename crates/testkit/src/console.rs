@@ -81,7 +81,7 @@ impl Console {
     ///
     /// # Errors
     /// Where the port is closed.
-    pub fn tell(&mut self, command: &str) -> Result<()> {
+    pub fn send(&mut self, command: &str) -> Result<()> {
         Ok(self.stream.write_all(format!("{command}\n").as_bytes())?)
     }
 

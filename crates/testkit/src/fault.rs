@@ -39,18 +39,18 @@ pub struct Call {
 /// # Errors
 /// Where there is no strace, or it cannot trace.
 pub fn calls_of(command: &Command, kinds: &str) -> Result<(Output, Vec<Call>)> {
-    let (output, told) = strace(command, &format!("trace={kinds}"), None)?;
-    Ok((output, calls_in(&told)))
+    let (output, report) = strace(command, &format!("trace={kinds}"), None)?;
+    Ok((output, calls_in(&report)))
 }
 
-fn calls_in(told: &str) -> Vec<Call> {
+fn calls_in(report: &str) -> Vec<Call> {
     let mut made = HashMap::<&str, usize>::new();
     let call = |line| -> Option<Call> {
         let (name, _) = str::split_once(line, '(')?;
         let ordinal = made.entry(name).and_modify(|it| *it += 1).or_insert(1);
         Some(Call { text: line.to_owned(), name: name.to_owned(), ordinal: *ordinal })
     };
-    told.lines().filter_map(call).collect()
+    report.lines().filter_map(call).collect()
 }
 
 /// Runs `command` and lets what is this call in its order go wrong. Returns what it did,
@@ -72,9 +72,9 @@ pub fn with_fault(
     };
     let Call { name, ordinal, .. } = call;
     let inject = format!("inject={name}:{how}:when={ordinal}");
-    let (output, told) = strace(command, &format!("trace={kinds}"), Some(&inject))?;
-    let went_wrong = told.contains("(INJECTED)") || told.contains("+++ killed by SIGKILL +++");
-    Ok((output, (!went_wrong).then(|| calls_in(&told))))
+    let (output, report) = strace(command, &format!("trace={kinds}"), Some(&inject))?;
+    let went_wrong = report.contains("(INJECTED)") || report.contains("+++ killed by SIGKILL +++");
+    Ok((output, (!went_wrong).then(|| calls_in(&report))))
 }
 
 fn strace(command: &Command, trace: &str, inject: Option<&str>) -> Result<(Output, String)> {
@@ -90,6 +90,6 @@ fn strace(command: &Command, trace: &str, inject: Option<&str>) -> Result<(Outpu
         value.map(|value| strace.env(name, value));
     }
     let output = strace.output().context("strace")?;
-    let told = std::fs::read(log.path()).context("what strace saw")?;
-    Ok((output, String::from_utf8_lossy(&told).into_owned()))
+    let report = std::fs::read(log.path()).context("what strace saw")?;
+    Ok((output, String::from_utf8_lossy(&report).into_owned()))
 }

@@ -57,9 +57,9 @@ pub fn wait_while_alive(pid: i32) {
 
 /// Starts a thread that goes before all others (`SCHED_FIFO`) where it may.
 pub fn spawn_first<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    let (told, hears) = std::sync::mpsc::channel();
+    let (report, hears) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let _ = told.send(gettid());
+        let _ = report.send(gettid());
         work()
     });
     let _ = hears.recv().map(put_before_others);

@@ -145,10 +145,10 @@ impl<'a> PageServer<'a> {
     ///
     /// # Errors
     /// Where the kernel fails us; the guest then waits for the next server.
-    pub fn run(self, told: impl Fn(&ServeProgress) + Sync) -> Result<ServeEnd, CheckpointError> {
+    pub fn run(self, report: impl Fn(&ServeProgress) + Sync) -> Result<ServeEnd, CheckpointError> {
         let served = std::thread::scope(|scope| {
             let background = scope.spawn(|| self.fill_background());
-            let served = self.answer_touches(&told);
+            let served = self.answer_touches(&report);
             if served.is_err() {
                 self.guest_ended.store(true, Ordering::Relaxed);
             }
@@ -161,7 +161,10 @@ impl<'a> PageServer<'a> {
         Ok(served)
     }
 
-    fn answer_touches(&self, told: &impl Fn(&ServeProgress)) -> Result<ServeEnd, CheckpointError> {
+    fn answer_touches(
+        &self,
+        report: &impl Fn(&ServeProgress),
+    ) -> Result<ServeEnd, CheckpointError> {
         let mut cache = FrameCache::new()?;
         // Touches that could not be answered yet.
         let mut waiting = BTreeSet::new();
@@ -182,11 +185,11 @@ impl<'a> PageServer<'a> {
                         }
                     });
                     if self.lock().left == 0 {
-                        told(&self.progress());
+                        report(&self.progress());
                         return Ok(ServeEnd::Complete);
                     }
                     if quiet {
-                        told(&self.progress());
+                        report(&self.progress());
                     }
                 }
             }

@@ -74,8 +74,8 @@ pub fn timeline(all: &[Part]) -> String {
     svg(64.0, &(drawn + &marks)) + &legend(all)
 }
 
-/// Bars on one scale; `tell` writes a value of it.
-pub fn bars(all: &[Bar], unit: &str, tell: impl Fn(f64) -> String) -> String {
+/// Bars on one scale; `label` writes a value of it.
+pub fn bars(all: &[Bar], unit: &str, label: impl Fn(f64) -> String) -> String {
     const HEIGHT: f64 = 160.0;
     let sum = |bar: &Bar| bar.parts.iter().map(|(value, _)| value).sum::<f64>();
     let most = all.iter().map(sum).fold(0.0, f64::max);
@@ -103,7 +103,7 @@ pub fn bars(all: &[Bar], unit: &str, tell: impl Fn(f64) -> String) -> String {
                 HEIGHT + 32.0,
                 escape(&bar.label),
                 y - 4.0,
-                escape(&tell(sum(bar)))
+                escape(&label(sum(bar)))
             );
         }
     }

@@ -50,10 +50,10 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let root = context.registry.root();
     let (taken, health) = take_guarded(root, &mut attached, &store, request, &progress)?;
     drop(progress);
-    let mut told = to_json(&taken.record, &store);
-    told["tracked"] = taken.by_tracking.into();
-    told["max_pause_ms"] = (max_pause.as_secs_f64() * 1e3).into();
-    context.print(told, &describe(&taken, &store.url(), max_pause));
+    let mut report = to_json(&taken.record, &store);
+    report["tracked"] = taken.by_tracking.into();
+    report["max_pause_ms"] = (max_pause.as_secs_f64() * 1e3).into();
+    context.print(report, &describe(&taken, &store.url(), max_pause));
     if health == Health::IoStalled {
         let what = format!("the checkpoint of '{}' was made", args.name);
         return Err(Failure::new(Code::Attention, what)

@@ -6,7 +6,7 @@ mod view;
 
 use crate::args::{ByChoice, LawChoice, QosArgs};
 use crate::context::Context;
-use crate::output::{tell, warn};
+use crate::output::{print, warn};
 use crate::render::qos::{line, sum, to_json};
 use dewar_lifecycle::qos::{QosOptions, background, serve};
 use dewar_lifecycle::{Code, Failure};
@@ -78,9 +78,9 @@ fn hold(context: &Context, name: &str, options: &QosOptions) -> Result<(), Failu
     })?;
     drop(view);
     if let Some(entry) = seen {
-        let mut told = to_json(&entry);
-        told["ended"] = json!(true);
-        context.print(told, &format!("{name}: {}; its threads are as they were", sum(&entry)));
+        let mut report = to_json(&entry);
+        report["ended"] = json!(true);
+        context.print(report, &format!("{name}: {}; its threads are as they were", sum(&entry)));
     }
     Ok(())
 }
@@ -89,7 +89,7 @@ fn start_in_background(context: &Context, name: &str, rate: f64) -> Result<(), F
     let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
     let started = background::start(words).map_err(|not_started| {
         if context.json && !not_started.printed.is_empty() {
-            tell(not_started.printed.trim_end());
+            print(not_started.printed.trim_end());
             return not_started.failure.already_printed();
         }
         not_started.failure

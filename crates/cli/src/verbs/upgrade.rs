@@ -21,7 +21,8 @@ pub fn run(context: &Context, args: UpgradeArgs) -> Result<(), Failure> {
             let mut more: Vec<OsString> = args.yes.then(|| "--yes".into()).into_iter().collect();
             more.extend(args.qemu.iter().flat_map(|path| ["--qemu".into(), path.into()]));
             let running = |record: &GuestRecord| record.process.is_alive();
-            let end = |told: &Value| format!("now QEMU {}", told["qemu"].as_str().unwrap_or("?"));
+            let end =
+                |report: &Value| format!("now QEMU {}", report["qemu"].as_str().unwrap_or("?"));
             let verb = Each { verb: "upgrade", doing: "upgrading", done: "upgraded", end: &end };
             verb.of(context, running, args.which.jobs(1), &more)
         }

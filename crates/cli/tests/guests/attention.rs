@@ -21,7 +21,7 @@ fn wait_for_state(lab: &Lab, name: &str, state: &str) {
 }
 
 fn power_off(lab: &Lab, guest: &mut TestGuest) {
-    guest.console.tell("quit").expect("quit");
+    guest.console.send("quit").expect("quit");
     wait_for_state(lab, &guest.name, "off");
 }
 
@@ -59,7 +59,7 @@ fn a_guest_that_powers_off_by_itself_is_not_waited_for() {
     let mut guest = lab.run("g", &small(&["-no-shutdown"])).expect("guest");
     let stop = lab.command(&["stop", "g"]).stdout(Stdio::piped()).spawn().expect("stop");
     let began = Instant::now();
-    guest.console.tell("quit").expect("quit");
+    guest.console.send("quit").expect("quit");
     let told = stop.wait_with_output().expect("stop");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(String::from_utf8_lossy(&told.stdout).contains("\"shut_itself_down\":true"));
@@ -396,7 +396,7 @@ fn a_guest_that_powers_off_in_a_checkpoint_is_told_of_as_it_is() {
         let mut guest = lab.run("g", &small(extra)).expect("guest");
         let held = common::HeldCheckpoint::at(&lab, "g", "armed");
         let pid = lab.pid("g").expect("pid");
-        guest.console.tell("quit").expect("quit");
+        guest.console.send("quit").expect("quit");
         if extra.is_empty() {
             dewar_testkit::wait_while_alive(pid);
         } else {

@@ -117,14 +117,14 @@ mod tests {
             line(&["-chardev", "socket,id=t,path=here", "-tpmdev", "emulator,id=x,chardev=t"]);
         let patient = line(&["-chardev", "socket,id=t,path=here,reconnect=1"]);
         let check = |line: &[String]| require_sockets(line, folder.path());
-        let told = |line: &[String]| check(line).expect_err("a reason").to_string();
+        let answer = |line: &[String]| check(line).expect_err("a reason").to_string();
         for free in [&server, &old, &patient] {
             check(free).expect("free");
         }
-        assert!(told(&client).contains("swtpm socket"));
+        assert!(answer(&client).contains("swtpm socket"));
         let _listener = UnixListener::bind(folder.path().join("here")).expect("bind");
         check(&client).expect("somebody listens");
-        assert!(told(&server).contains("would lose"));
-        assert!(told(&old).contains("would lose"));
+        assert!(answer(&server).contains("would lose"));
+        assert!(answer(&old).contains("would lose"));
     }
 }

@@ -80,8 +80,8 @@ pub(super) fn forward(
             _ => {}
         }
     }
-    let told = old.and_then(|old| old.execute("query-migrate", json!({})).ok());
-    let downtime_ms = told.and_then(|told| told["downtime"].as_u64());
+    let report = old.and_then(|old| old.execute("query-migrate", json!({})).ok());
+    let downtime_ms = report.and_then(|report| report["downtime"].as_u64());
     before_end();
     if !kill(&handover.old) {
         // The next command tries again: it would not know of it otherwise.

@@ -80,8 +80,8 @@ impl Holder for OpenFiles<'_> {
     }
 
     fn tap(&mut self, id: Option<&str>, name: Option<&str>) -> Vec<i32> {
-        let told = id.and_then(|id| self.names.get(id)).map(String::as_str);
-        let Some(name) = told.or(name).map(str::to_owned).or_else(|| only(&self.taps)) else {
+        let answer = id.and_then(|id| self.names.get(id)).map(String::as_str);
+        let Some(name) = answer.or(name).map(str::to_owned).or_else(|| only(&self.taps)) else {
             return Vec::new();
         };
         let (mine, others) =
@@ -145,11 +145,11 @@ fn only(taps: &[(String, RemoteFd)]) -> Option<String> {
 
 /// Which tap belongs to which network backend.
 fn tap_names(qmp: &mut Qmp) -> Result<HashMap<String, String>, QmpError> {
-    let name = |told: &str| {
-        let name = told.split_once("type=tap,ifname=")?.1.split(',').next()?;
+    let name = |answer: &str| {
+        let name = answer.split_once("type=tap,ifname=")?.1.split(',').next()?;
         Some(name.to_owned())
     };
-    Ok(netdevs(qmp)?.into_iter().filter_map(|(id, told)| Some((id, name(&told)?))).collect())
+    Ok(netdevs(qmp)?.into_iter().filter_map(|(id, answer)| Some((id, name(&answer)?))).collect())
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ pub(super) fn outcome(
     }
     // Without our eyes on it all the while, only the old one's word that the
     // stream lacks its end says that the guest never ran in the new one.
-    match old.map(settled_stream) {
+    match old.map(final_stream) {
         Some(Stream::Broken) => Outcome::Stayed,
         _ => Outcome::Unknown,
     }
@@ -141,8 +141,8 @@ fn arrival(new: &mut Qmp, was_running: bool) -> Result<Arrival, QmpError> {
 /// Whether a QEMU that has not let the guest run has loaded all, or failed to: it
 /// will not any more.
 fn has_loaded(new: &mut Qmp) -> bool {
-    let told = new.execute_within(ANSWERS_WITHIN, "query-migrate", json!({}));
-    told.is_ok_and(|told| told["status"] == "completed" || told["status"] == "failed")
+    let report = new.execute_within(ANSWERS_WITHIN, "query-migrate", json!({}));
+    report.is_ok_and(|report| report["status"] == "completed" || report["status"] == "failed")
 }
 
 #[derive(PartialEq, Eq)]
@@ -173,12 +173,12 @@ fn stream(old: &mut Qmp) -> Stream {
 }
 
 /// The same when it sends to nobody any more: it will know soon.
-fn settled_stream(old: &mut Qmp) -> Stream {
+fn final_stream(old: &mut Qmp) -> Stream {
     let deadline = Instant::now() + ARRIVES_WITHIN;
     loop {
         match stream(old) {
             Stream::UnderWay if Instant::now() < deadline => std::thread::sleep(POLL),
-            settled => return settled,
+            other => return other,
         }
     }
 }

@@ -119,9 +119,9 @@ fn unnamed_vnc(qmp: &mut Qmp, line: &[String]) -> Option<(String, String)> {
     if arguments(line).iter().any(|argument| names_one.contains(&argument.name)) {
         return None;
     }
-    let told = qmp.execute("query-vnc", json!({})).ok()?;
-    let text = |key: &str| Some(told[key].as_str()?.to_owned());
-    (told["enabled"] == true).then(|| text("host").zip(text("service")))?
+    let answer = qmp.execute("query-vnc", json!({})).ok()?;
+    let text = |key: &str| Some(answer[key].as_str()?.to_owned());
+    (answer["enabled"] == true).then(|| text("host").zip(text("service")))?
 }
 
 /// Whether a QEMU has the terminal that it was started on.

@@ -95,7 +95,7 @@ impl VacatedSlots {
             let Ok(mut option) = Properties::parse(&line[at]) else { continue };
             let bus = Bus::of(&option.get("driver", "driver").unwrap_or_default());
             if self.kinds.contains(&bus) {
-                tell(qmp, bus, &path, &mut option)?;
+                add_address(qmp, bus, &path, &mut option)?;
                 line[at] = option.to_string();
             }
         }
@@ -104,12 +104,17 @@ impl VacatedSlots {
 }
 
 /// Adds to a device's option where it is, as far as it does not say it.
-fn tell(qmp: &mut Qmp, bus: Bus, path: &str, option: &mut Properties) -> Result<(), CurrentError> {
-    let told = qmp.execute_all("qom-get", bus.keys().iter().map(|key| get(path, key)))?;
-    if bus == Bus::Other && told.contains(&Value::Null) {
+fn add_address(
+    qmp: &mut Qmp,
+    bus: Bus,
+    path: &str,
+    option: &mut Properties,
+) -> Result<(), CurrentError> {
+    let found = qmp.execute_all("qom-get", bus.keys().iter().map(|key| get(path, key)))?;
+    if bus == Bus::Other && found.contains(&Value::Null) {
         return Ok(());
     }
-    for (key, value) in bus.keys().iter().zip(told) {
+    for (key, value) in bus.keys().iter().zip(found) {
         let value = as_written(qmp, path, key, value)?;
         let text = match &value {
             Value::Null | Value::Bool(_) => continue,
@@ -144,16 +149,16 @@ pub(super) fn as_written(
 /// The port that a USB device got, of which it does not know itself.
 fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, CurrentError> {
     let id = path.strip_prefix(NAMED).map_or("", |id| id.trim_start_matches('/'));
-    let told = monitor(qmp, "info usb")?;
-    told_port(&told, id).map(Value::from).ok_or_else(|| {
+    let found = monitor(qmp, "info usb")?;
+    told_port(&found, id).map(Value::from).ok_or_else(|| {
         CurrentError::Unknown(format!("it is not known on which port USB device {path} is"))
     })
 }
 
 /// Reads lines such as `  Device 0.2, Port 1, Speed 480 Mb/s, Product QEMU USB Tablet, ID: t`.
-fn told_port<'t>(told: &'t str, id: &str) -> Option<&'t str> {
+fn told_port<'t>(found: &'t str, id: &str) -> Option<&'t str> {
     let end = format!(", ID: {id}");
-    let line = told.lines().find(|line| !id.is_empty() && line.trim_end().ends_with(&end))?;
+    let line = found.lines().find(|line| !id.is_empty() && line.trim_end().ends_with(&end))?;
     line.split(", ").find_map(|part| part.strip_prefix("Port "))
 }
 
@@ -201,11 +206,11 @@ mod tests {
 
     #[test]
     fn ports_are_told_by_the_device_s_name() {
-        let told = "  Device 0.1, Port 1, Speed 480 Mb/s, Product QEMU USB Tablet, ID: t\r\n  \
+        let found = "  Device 0.1, Port 1, Speed 480 Mb/s, Product QEMU USB Tablet, ID: t\r\n  \
                     Device 0.0, Port 2.1, Speed 12 Mb/s, Product QEMU USB Keyboard\r\n";
-        assert_eq!(told_port(told, "t"), Some("1"));
-        assert_eq!(told_port(told, "k"), None);
-        assert_eq!(told_port(told, ""), None);
+        assert_eq!(told_port(found, "t"), Some("1"));
+        assert_eq!(told_port(found, "k"), None);
+        assert_eq!(told_port(found, ""), None);
     }
 
     #[test]

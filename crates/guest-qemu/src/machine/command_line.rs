@@ -170,7 +170,9 @@ impl There<'_> {
         match argument.name {
             // Of one that came later all is told by QEMU.
             "device" => self.devices.iter().any(|it| it.id == id && !it.came_later),
-            "netdev" => self.netdevs.iter().any(|(it, told)| it == id && is_kind(argument, told)),
+            "netdev" => {
+                self.netdevs.iter().any(|(it, answer)| it == id && is_kind(argument, answer))
+            }
             "drive" | "blockdev" => self.nodes.iter().any(|it| it == id),
             _ => true,
         }
@@ -190,16 +192,16 @@ impl There<'_> {
 
 /// Whether what is told of a network backend can be of this option; if not, another of
 /// its name came in its place. Of a hub's port what is told is what it leads to.
-fn is_kind(option: &Argument<'_>, told: &str) -> bool {
-    let (said, now) = (said_of(option, "ifname"), part_of(told, "ifname="));
+fn is_kind(option: &Argument<'_>, answer: &str) -> bool {
+    let (said, now) = (said_of(option, "ifname"), part_of(answer, "ifname="));
     // `%d` is for the kernel to choose.
     let said = said.filter(|name| !name.contains('%'));
     if said.zip(now).is_some_and(|(said, now)| said != now) {
         return false;
     }
-    match (value_of(option, "type").as_deref(), part_of(told, "type=")) {
-        (Some("user"), Some(told)) => told != "tap",
-        (Some("tap" | "bridge"), Some(told)) => told != "user",
+    match (value_of(option, "type").as_deref(), part_of(answer, "type=")) {
+        (Some("user"), Some(answer)) => answer != "tap",
+        (Some("tap" | "bridge"), Some(answer)) => answer != "user",
         _ => true,
     }
 }
@@ -221,8 +223,8 @@ fn said_of(option: &Argument<'_>, key: &str) -> Option<String> {
 }
 
 /// What is told of a network backend under `key`.
-fn part_of<'t>(told: &'t str, key: &str) -> Option<&'t str> {
-    told.split(',').find_map(|part| part.strip_prefix(key))
+fn part_of<'t>(answer: &'t str, key: &str) -> Option<&'t str> {
+    answer.split(',').find_map(|part| part.strip_prefix(key))
 }
 
 /// What shares its names with nothing else.
@@ -261,9 +263,9 @@ pub(crate) fn netdevs(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> 
 
 /// Reads lines such as ` \ net0: index=0,type=tap,ifname=tap0,script=no`; the port of a
 /// hub comes before what is behind it, or alone: ` \ port0: net0: index=0,type=user`.
-fn told_netdevs(told: &str) -> Vec<(String, String)> {
+fn told_netdevs(answer: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for line in told.lines() {
+    for line in answer.lines() {
         let text = line.trim().trim_start_matches(['\\', ' ']);
         let (names, rest) = text.split_at(text.find("index=").unwrap_or(text.len()));
         let names = names.split(": ").map(|name| name.trim_end_matches(':').trim());
@@ -285,14 +287,18 @@ fn block_names(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
 }
 
 fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], CurrentError> {
-    let all: Vec<&str> =
-        there.netdevs.iter().filter(|(it, _)| it == id).map(|(_, told)| told.as_str()).collect();
-    let told = match all[..] {
-        [told] => told,
+    let all: Vec<&str> = there
+        .netdevs
+        .iter()
+        .filter(|(it, _)| it == id)
+        .map(|(_, answer)| answer.as_str())
+        .collect();
+    let answer = match all[..] {
+        [answer] => answer,
         // Each of several queues is told of.
         _ => "",
     };
-    let part = |key: &str| part_of(told, key);
+    let part = |key: &str| part_of(answer, key);
     let options = match part("type=") {
         // Of one that came as a descriptor no name is told.
         Some("tap") if part("ifname=").is_some() => {

@@ -77,7 +77,7 @@ struct Told {
 
 impl Told {
     fn by(line: &[String]) -> Self {
-        let mut told = Self::default();
+        let mut answer = Self::default();
         let mut first_drives = 0;
         for argument in arguments(line) {
             let value = argument.value.unwrap_or_default();
@@ -86,28 +86,28 @@ impl Told {
                     return Self { of_display: true, of_drives: true, of_networks: true };
                 }
                 "vga" => {
-                    told.of_display = true;
+                    answer.of_display = true;
                     continue;
                 }
                 "device" => property(value, "driver"),
                 "global" => global_kind(value),
                 name => {
-                    told.of_networks |= NETWORKS.contains(&name);
+                    answer.of_networks |= NETWORKS.contains(&name);
                     match place_of(name, value) {
                         Some(Place::First) => first_drives += 1,
-                        Some(Place::MayBeOwn) => told.of_drives = true,
+                        Some(Place::MayBeOwn) => answer.of_drives = true,
                         None => {}
                     }
                     continue;
                 }
             };
             let kind = kind.unwrap_or_default();
-            told.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
-            told.of_drives |= DRIVES.contains(&kind.as_str());
+            answer.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
+            answer.of_drives |= DRIVES.contains(&kind.as_str());
         }
         // The next one is where QEMU would put its own.
-        told.of_drives |= first_drives > OWN_INDEX;
-        told
+        answer.of_drives |= first_drives > OWN_INDEX;
+        answer
     }
 }
 
@@ -154,8 +154,8 @@ mod tests {
     fn what_a_line_tells_of() {
         let of = |words: &str| {
             let line: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-            let told = Told::by(&line);
-            [told.of_display, told.of_drives, told.of_networks]
+            let answer = Told::by(&line);
+            [answer.of_display, answer.of_drives, answer.of_networks]
         };
         assert_eq!(of("-m 1G -device virtio-net-pci -nographic -mon x"), [false, false, false]);
         assert_eq!(of("-nodefaults -m 1G"), [true, true, true]);

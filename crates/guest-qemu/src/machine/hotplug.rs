@@ -137,8 +137,8 @@ fn came_later(
 ) -> Result<Vec<bool>, QmpError> {
     let path = |name: &String| format!("{place}/{name}");
     let asked = devices.iter().map(|(name, _)| get(&path(name), "hotplugged"));
-    let told = qmp.execute_all("qom-get", asked)?;
-    Ok(told.into_iter().map(|later| later == true).collect())
+    let answer = qmp.execute_all("qom-get", asked)?;
+    Ok(answer.into_iter().map(|later| later == true).collect())
 }
 
 /// A device that was plugged in, as `-device` takes it.
@@ -152,9 +152,9 @@ pub(super) fn arguments_of(
         return Err(CurrentError::Unknown(why));
     }
     let path = format!("{NAMED}/{id}");
-    let told = qmp.execute("device-list-properties", json!({"typename": kind}))?;
+    let answer = qmp.execute("device-list-properties", json!({"typename": kind}))?;
     let is_cpu = kind.ends_with("-cpu");
-    let its: Vec<(&str, &Value)> = told
+    let its: Vec<(&str, &Value)> = answer
         .as_array()
         .into_iter()
         .flatten()

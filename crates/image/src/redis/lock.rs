@@ -10,7 +10,7 @@
 
 use super::shared::Shared;
 use crate::ImageError;
-use crate::backend::{Held, Hold, Holding};
+use crate::backend::{Lock, LockAttempt, LockKind};
 use redis::Script;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-/// How long a hold lasts when its holder is silent.
+/// How long a lock lasts when its holder is silent.
 const LASTS: Duration = Duration::from_secs(20);
 const RENEWED_EVERY: Duration = Duration::from_secs(4);
 const WAIT: Duration = Duration::from_millis(50);
@@ -29,7 +29,7 @@ const NOW: &str = "local t = redis.call('TIME')
     local now = t[1] * 1000 + math.floor(t[2] / 1000)
     redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)\n";
 
-/// The keys that a hold is about, all in one slot.
+/// The keys that a lock is about, all in one slot.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
     /// The sorted set of holders.
@@ -42,9 +42,9 @@ pub(super) struct Keys {
     pub entry: String,
 }
 
-/// A hold. Dropped, it is let go.
+/// A lock. Dropped, it is released.
 #[derive(Debug)]
-pub(super) struct HeldKey {
+pub(super) struct LockedKey {
     shared: Arc<Shared>,
     name: String,
     keys: Keys,
@@ -54,14 +54,14 @@ pub(super) struct HeldKey {
     renewing: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
-impl HeldKey {
+impl LockedKey {
     pub(super) fn take(
         shared: &Arc<Shared>,
         name: &str,
         keys: Keys,
-        how: Hold,
-    ) -> Result<Holding, ImageError> {
-        let member = format!("{}{}", if how == Hold::Shared { 's' } else { 'x' }, token());
+        how: LockKind,
+    ) -> Result<LockAttempt, ImageError> {
+        let member = format!("{}{}", if how == LockKind::Shared { 's' } else { 'x' }, token());
         let take = format!(
             "{NOW}if redis.call('ZSCORE', KEYS[1], ARGV[1]) == false then
                 if ARGV[3] == 'new' then
@@ -80,24 +80,24 @@ impl HeldKey {
         let script = Script::new(&take);
         let mut call = script.key(&keys.hold);
         call.key(&keys.object).key(&keys.index).arg(&member).arg(LASTS.as_millis() as u64);
-        call.arg(if how == Hold::New { "new" } else { "there" }).arg(&keys.entry);
+        call.arg(if how == LockKind::New { "new" } else { "there" }).arg(&keys.entry);
         loop {
             let answer: String =
                 shared.pool.run("hold", name, |connection| call.invoke(connection))?;
             match answer.as_str() {
                 "held" => break,
-                "missing" => return Ok(Holding::Missing),
-                _ if how == Hold::AloneAfterAll => std::thread::sleep(WAIT),
-                _ => return Ok(Holding::Taken),
+                "missing" => return Ok(LockAttempt::Missing),
+                _ if how == LockKind::AloneAfterAll => std::thread::sleep(WAIT),
+                _ => return Ok(LockAttempt::Taken),
             }
         }
         let renewing = Some(keep_renewing(Arc::clone(shared), name, &keys, &member));
         let (shared, name) = (Arc::clone(shared), name.to_owned());
-        Ok(Holding::Held(Box::new(Self { shared, name, keys, member, renewing })))
+        Ok(LockAttempt::Locked(Box::new(Self { shared, name, keys, member, renewing })))
     }
 
-    /// Runs a script in which `KEYS[1]` is the hold and `ARGV[1]` our member;
-    /// it fails where the hold was lost.
+    /// Runs a script in which `KEYS[1]` is the lock and `ARGV[1]` our member;
+    /// it fails where the lock was lost.
     fn while_held(
         &self,
         operation: &'static str,
@@ -138,7 +138,7 @@ impl HeldKey {
     }
 }
 
-impl Held for HeldKey {
+impl Lock for LockedKey {
     fn append(&mut self, text: &str) -> Result<(), ImageError> {
         let then = "local n = redis.call('APPEND', KEYS[2], ARGV[2])
              redis.call('HSET', KEYS[3], ARGV[3], n)";
@@ -154,7 +154,7 @@ impl Held for HeldKey {
         let entry = super::shared::folder_of(name).1.as_bytes();
         let put = self.while_held("write", name, then, &[&keys[0], &keys[1]], &[bytes, entry]);
         // It may have been put at the first try, and the answer been lost until our
-        // hold had run out.
+        // lock had run out.
         put.or_else(|lost| match self.shared.get(name)?.as_deref() == Some(bytes) {
             true => Ok(()),
             false => Err(lost),
@@ -175,12 +175,12 @@ impl Held for HeldKey {
     }
 }
 
-impl Drop for HeldKey {
+impl Drop for LockedKey {
     fn drop(&mut self) {
         self.let_go();
         let mut leave = redis::cmd("ZREM");
         leave.arg(&self.keys.hold).arg(&self.member);
-        // Where the server stays away, the hold runs out by itself; where it was
+        // Where the server stays away, the lock runs out by itself; where it was
         // started again, a second connection finds it.
         let _ = self
             .shared
@@ -215,7 +215,7 @@ fn keep_renewing(
         let mut call = script.key(keys.hold);
         call.key(keys.object).arg(member).arg(LASTS.as_millis() as u64);
         while ended.recv_timeout(RENEWED_EVERY) == Err(RecvTimeoutError::Timeout) {
-            // Where it fails the next round tries again; where the hold is
+            // Where it fails the next round tries again; where the lock is
             // lost, the holder hears of it when it matters.
             let _ = shared.pool.run_within(RENEWED_EVERY, "hold", &name, |connection| {
                 call.invoke::<u8>(connection)

@@ -1,7 +1,7 @@
 //! Removing an image, and what only it needs.
 
 use super::Store;
-use crate::backend::{Held, Hold};
+use crate::backend::{Lock, LockKind};
 use crate::lease::{self, WriterLease};
 use crate::{ImageError, ImageId, KeyedSource, dirty};
 use std::collections::BTreeSet;
@@ -28,21 +28,21 @@ impl Store {
     /// # Errors
     /// Where it is missing or being read.
     pub fn begin_deletion(&self, id: &ImageId) -> Result<Deletion<'_>, ImageError> {
-        let one_at_a_time = self.hold_deletions()?;
-        let hold = self.hold_record(id, Hold::Alone)?;
-        Ok(Deletion { store: self, id: id.clone(), hold, _one_at_a_time: one_at_a_time })
+        let one_at_a_time = self.lock_deletions()?;
+        let lock = self.lock_record(id, LockKind::Alone)?;
+        Ok(Deletion { store: self, id: id.clone(), lock, _one_at_a_time: one_at_a_time })
     }
 
-    fn delete_held(
+    fn delete_locked(
         &self,
         id: &ImageId,
-        hold: Box<dyn Held>,
+        lock: Box<dyn Lock>,
         only_here: bool,
     ) -> Result<Deleted, ImageError> {
         let record = match self.record(id) {
             Err(ImageError::BrokenRecord { .. }) => {
-                hold.remove()?;
-                self.backend.settle("images")?;
+                lock.remove()?;
+                self.backend.sync_folder("images")?;
                 return Ok(Deleted::Record);
             }
             readable => readable?,
@@ -79,9 +79,9 @@ impl Store {
             Err(why) if why.is_for_want_of_room() => None,
             noted => Some(noted?),
         };
-        // Not where our hold was lost: somebody may be reading it again.
-        hold.remove()?;
-        self.backend.settle("images")?;
+        // Not where our lock was lost: somebody may be reading it again.
+        lock.remove()?;
+        self.backend.sync_folder("images")?;
         match noted.map_or_else(lease, Ok) {
             Ok(lease) => lease.abandon(self)?,
             // Should we die now, the next collection finds that nobody needs them.
@@ -118,8 +118,8 @@ pub enum Deleted {
 pub struct Deletion<'s> {
     store: &'s Store,
     id: ImageId,
-    hold: Box<dyn Held>,
-    _one_at_a_time: Box<dyn Held>,
+    lock: Box<dyn Lock>,
+    _one_at_a_time: Box<dyn Lock>,
 }
 
 impl Deletion<'_> {
@@ -130,6 +130,6 @@ impl Deletion<'_> {
     /// # Errors
     /// As [`Store::delete`].
     pub fn finish(self, only_here: bool) -> Result<Deleted, ImageError> {
-        self.store.delete_held(&self.id, self.hold, only_here)
+        self.store.delete_locked(&self.id, self.lock, only_here)
     }
 }

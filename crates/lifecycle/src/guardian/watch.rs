@@ -62,9 +62,9 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
             ALL_WELL => return End::Well,
             PAUSE => {
                 let mut limit = [0; 8];
-                let told = socket.read_exact(&mut limit);
+                let report = socket.read_exact(&mut limit);
                 // Of one that died in the middle of a word it is heard next.
-                pause = told.ok().map(|()| (Instant::now(), u64::from_le_bytes(limit)));
+                pause = report.ok().map(|()| (Instant::now(), u64::from_le_bytes(limit)));
             }
             RESUMED => pause = None,
             _ => {}

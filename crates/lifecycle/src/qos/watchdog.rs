@@ -26,7 +26,7 @@ const APART: Duration = Duration::from_millis(10);
 pub struct Watchdog {
     helper: Helper,
     /// How many threads it was told of, for which process.
-    told: Option<(usize, ProcessId)>,
+    report: Option<(usize, ProcessId)>,
 }
 
 impl Watchdog {
@@ -39,18 +39,18 @@ impl Watchdog {
         let helper = helper.map_err(|error| {
             Failure::new(Code::Failed, format!("the watchdog process did not start: {error}"))
         })?;
-        Ok(Self { helper, told: None })
+        Ok(Self { helper, report: None })
     }
 
     /// Tells it how the threads were that we hold, where it does not know: should we be
     /// killed, it needs no other process to give them back.
     pub fn hold(&mut self, entry: &Entry) {
         let now = (entry.saved.len(), entry.process);
-        if self.told == Some(now) {
+        if self.report == Some(now) {
             return;
         }
         if self.helper.send_as(ENTRY, entry).is_ok() {
-            self.told = Some(now);
+            self.report = Some(now);
         }
     }
 

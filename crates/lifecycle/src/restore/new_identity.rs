@@ -98,7 +98,7 @@ impl NewIdentity {
     }
 
     /// For programs: the new address of each old one.
-    pub fn told(&self) -> Value {
+    pub fn report(&self) -> Value {
         self.addresses
             .iter()
             .map(|it| (it.old.clone(), json!(it.new)))

@@ -12,9 +12,9 @@ const REST_PERIODS: u32 = 4;
 
 impl Controller {
     /// Once a second: new threads, and the ledger.
-    pub(super) fn tell(&mut self) {
-        let elapsed = self.told.elapsed();
-        self.told = Instant::now();
+    pub(super) fn publish(&mut self) {
+        let elapsed = self.report.elapsed();
+        self.report = Instant::now();
         self.take_what_came();
         let tasks: Vec<Task> = self.hold.tasks().collect();
         let look = self.subject.look(&mut self.busy, elapsed, &tasks);

@@ -39,7 +39,7 @@ fn beside(test: impl FnOnce(Task, &Others)) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let spawn = |busy: bool| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (tell, report) = std::sync::mpsc::channel();
             let stop = &stop;
             scope.spawn(move || {
                 tell.send(own_task()).expect("told");
@@ -50,7 +50,7 @@ fn beside(test: impl FnOnce(Task, &Others)) {
                     }
                 }
             });
-            told.recv().expect("a thread")
+            report.recv().expect("a thread")
         };
         let busy = spawn(true);
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());

@@ -47,10 +47,10 @@ pub fn connect_soon(socket: &Path) -> Result<Qmp> {
 pub fn wait_for_migration(qmp: &mut Qmp, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;
     loop {
-        let told = qmp.execute("query-migrate", json!({}))?;
-        match told["status"].as_str() {
+        let report = qmp.execute("query-migrate", json!({}))?;
+        match report["status"].as_str() {
             Some("completed") => return Ok(()),
-            Some("failed" | "cancelled") => bail!("QEMU's migration failed: {told}"),
+            Some("failed" | "cancelled") => bail!("QEMU's migration failed: {report}"),
             _ if Instant::now() > deadline => {
                 qmp.execute("migrate_cancel", json!({}))?;
                 while qmp.execute("query-migrate", json!({}))?["status"] != "cancelled" {

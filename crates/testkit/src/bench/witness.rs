@@ -26,14 +26,14 @@ impl Witness {
     pub fn watch() -> Option<Self> {
         let (gaps, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let mut witness = Self { gaps, stop, threads: Vec::new() };
-        let (told, hears) = std::sync::mpsc::channel();
+        let (report, hears) = std::sync::mpsc::channel();
         let ours = sched_getaffinity(None).ok()?;
         for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| ours.is_set(*cpu)) {
-            let (gaps, stop, told) = (witness.gaps.clone(), witness.stop.clone(), told.clone());
+            let (gaps, stop, report) = (witness.gaps.clone(), witness.stop.clone(), report.clone());
             witness.threads.push(std::thread::spawn(move || {
                 let first = goes_first(cpu);
-                let _ = told.send(first);
-                drop(told);
+                let _ = report.send(first);
+                drop(report);
                 while first && !stop.load(Ordering::Relaxed) {
                     let from = Instant::now();
                     std::thread::sleep(BEAT);
@@ -44,7 +44,7 @@ impl Witness {
                 }
             }));
         }
-        drop(told);
+        drop(report);
         hears.iter().all(|first| first).then_some(witness)
     }
 

@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     lab.crash("demo");
     say("\n$ dewar restore instant");
     let restored_from = Instant::now();
-    let told = lab.restore(&mut guest, &["instant"])?.json();
+    let report = lab.restore(&mut guest, &["instant"])?.json();
     let heart = guest.heartbeat()?;
     let first = loop {
         match heart.first_after(restored_from) {
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     say(&format!(
         "{} runs again. It checked {} of pages that stayed, all pages that were rewritten, both \
          disks\nand every file, read from the disk anew: all of one instant, after step {steps}",
-        told["name"].as_str().unwrap_or("?"),
+        report["name"].as_str().unwrap_or("?"),
         size(filled)
     ));
     let goes_on = guest.console.ask_number("verify")?;

@@ -93,10 +93,10 @@ fn room(context: &Context, path: &Path) -> Result<String, String> {
 /// Guests that ended by themselves, where it can be told why.
 pub fn ended(context: &Context) -> Option<Result<String, String>> {
     let guests = context.guests().ok()?;
-    let told = guests.iter().filter_map(|(folder, record)| {
+    let report = guests.iter().filter_map(|(folder, record)| {
         let is_over = !record.process.is_alive() && record.frozen.is_none();
         Some(format!("{}: {}", record.name, why_ended(folder, record).filter(|_| is_over)?))
     });
-    let told: Vec<String> = told.collect();
-    (!told.is_empty()).then(|| Err(told.join("; ")))
+    let report: Vec<String> = report.collect();
+    (!report.is_empty()).then(|| Err(report.join("; ")))
 }

@@ -39,7 +39,7 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
             }))
         };
         let headroom = (limit - promised).max(0.0);
-        let told = json!({
+        let report = json!({
             "reservations": entries.iter().map(to_json).collect::<Vec<_>>(),
             "limit_cpus": limit, "promised_cpus": promised, "headroom_cpus": headroom,
             "unreadable": unreadable, "unheld": unheld.iter().filter_map(stray).collect::<Vec<_>>(),
@@ -58,7 +58,7 @@ pub fn run(context: &Context, ledger: &Ledger, args: &QosArgs) -> Result<(), Fai
         for task in &unheld {
             text.push_str(&format!("\n{}", stray_line(task)));
         }
-        if !context.print(told, &text) || !args.watch {
+        if !context.print(report, &text) || !args.watch {
             return Ok(());
         }
         std::thread::sleep(Duration::from_secs(1));

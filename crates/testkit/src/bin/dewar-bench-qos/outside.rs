@@ -47,7 +47,7 @@ impl Outside {
     }
 
     /// Ends; has each job but the first take what its thread took.
-    pub fn tell(self, jobs: &mut [LoggedJob]) -> Result<()> {
+    pub fn set_cpu_times(self, jobs: &mut [LoggedJob]) -> Result<()> {
         self.port.shutdown(Shutdown::Both)?;
         let ran = self.thread.join().ok().context("the thread that looks on")?;
         for job in jobs.iter_mut().filter(|job| job.number > 0) {

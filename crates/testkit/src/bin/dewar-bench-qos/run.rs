@@ -98,7 +98,7 @@ impl<'l> Bench<'l> {
         let ms =
             |jobs: &[LoggedJob]| median(jobs.iter().map(|job| job.cpu_us as f64 / 1e3).collect());
         let hash = ms(&jobs);
-        outside.map_or(Ok(()), |outside| outside.tell(&mut jobs))?;
+        outside.map_or(Ok(()), |outside| outside.set_cpu_times(&mut jobs))?;
         Ok(Cost { ms_per_mb: hash / (bytes as f64 / 1e6), ms_beside: ms(&jobs) - hash })
     }
 
@@ -143,7 +143,7 @@ impl<'l> Bench<'l> {
             ensure!(task.scheduling().is_err() || task.schedule(how).is_ok(), "{task:?}: {how:?}");
         }
         let mut jobs = self.finish(running)?;
-        outside.map_or(Ok(()), |outside| outside.tell(&mut jobs))?;
+        outside.map_or(Ok(()), |outside| outside.set_cpu_times(&mut jobs))?;
         let count = (load.seconds() * RATE).round() as usize;
         ensure!(jobs.len() == count, "{} of {count} jobs were logged", jobs.len());
         Ok(Row::new(self.kind, load, way, jobs, shares, hogs_had, elapsed))

@@ -66,13 +66,13 @@ struct Cost {
 }
 
 fn checkpoint(lab: &Lab, line: &[&str]) -> Result<Cost> {
-    let told = lab.dewar(line).done().json();
+    let report = lab.dewar(line).done().json();
     let number = |value: &Value| value.as_f64().context("a number");
     Ok(Cost {
-        id: told["checkpoint"].as_str().context("an id")?.to_owned(),
-        bytes: number(&told["stored_bytes"])?,
-        ms: number(&told["total_ms"])?,
-        pages: number(&told["pages"]["stored"])?,
-        pause_ms: number(&told["pause_ms"])?,
+        id: report["checkpoint"].as_str().context("an id")?.to_owned(),
+        bytes: number(&report["stored_bytes"])?,
+        ms: number(&report["total_ms"])?,
+        pages: number(&report["pages"]["stored"])?,
+        pause_ms: number(&report["pause_ms"])?,
     })
 }

@@ -63,7 +63,7 @@ fn file(noise: &[u8]) -> Result<Value> {
         out.push(rate(bytes, || read(&store, &id))?);
         store.delete(&id)?;
     }
-    Ok(tell("file:", "a plain write, synced", [into, plain_in], "a plain read", [out, plain_out]))
+    Ok(report("file:", "a plain write, synced", [into, plain_in], "a plain read", [out, plain_out]))
 }
 
 fn redis(noise: &[u8]) -> Result<Value> {
@@ -91,7 +91,7 @@ fn redis(noise: &[u8]) -> Result<Value> {
         store.delete(&id)?;
     }
     let beside = "redis-benchmark SET, 8 MiB";
-    Ok(tell(
+    Ok(report(
         "redis://",
         beside,
         [into, plain_in],
@@ -106,7 +106,13 @@ fn forget_keys(server: &RedisServer) -> Result<()> {
     Ok(())
 }
 
-fn tell(name: &str, way_in: &str, ins: [Vec<f64>; 2], way_out: &str, outs: [Vec<f64>; 2]) -> Value {
+fn report(
+    name: &str,
+    way_in: &str,
+    ins: [Vec<f64>; 2],
+    way_out: &str,
+    outs: [Vec<f64>; 2],
+) -> Value {
     for (what, beside, [ours, theirs]) in [("into", way_in, &ins), ("out of", way_out, &outs)] {
         let (ours, theirs) = (median(ours.clone()), median(theirs.clone()));
         println!(

@@ -51,14 +51,14 @@ pub fn measure(dewar: &Path) -> Result<Value> {
             for name in ["one", "two"] {
                 let before = disks(&lab).unwrap_or(0.0);
                 let line = ["checkpoint", name, "--full", "--dedup", dedup];
-                let told = lab.dewar(&line).done().json();
-                ids.push(told["checkpoint"].as_str().context("an id")?.to_owned());
+                let report = lab.dewar(&line).done().json();
+                ids.push(report["checkpoint"].as_str().context("an id")?.to_owned());
                 if name == "two" {
                     disk.push(disks(&lab)? - before);
                     memory.push(
-                        told["stored_bytes"].as_f64().context("bytes")? - disk[disk.len() - 1],
+                        report["stored_bytes"].as_f64().context("bytes")? - disk[disk.len() - 1],
                     );
-                    times.push(told["total_ms"].as_f64().context("a time")?);
+                    times.push(report["total_ms"].as_f64().context("a time")?);
                 }
             }
             for id in ids {

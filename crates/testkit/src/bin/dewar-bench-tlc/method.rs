@@ -96,16 +96,16 @@ impl Method for Dewar<'_> {
         let store = self.store.display().to_string();
         let mut line = vec!["checkpoint", "hpcc", "--store", &store];
         line.extend(self.arguments.iter().map(String::as_str));
-        let mut told = Value::Null;
+        let mut report = Value::Null;
         let heart = self.heart.take().context("a heartbeat")?;
         let (total_s, longest_pause_ms) = watched(&heart, || {
             let ran = self.lab.dewar(&line);
             ensure!(ran.code == 0, "{}", ran.stderr);
-            told = ran.json();
+            report = ran.json();
             Ok(())
         })?;
         drop(heart);
-        let id = told["checkpoint"].as_str().context("its id")?.to_owned();
+        let id = report["checkpoint"].as_str().context("its id")?.to_owned();
         let restart_s = self.restore(&id, &["--eager", "--paused"])?;
         let lazy_restart_s = Some(self.restore(&id, &[])?);
         let folder = self.guest.folder.clone();
@@ -113,22 +113,22 @@ impl Method for Dewar<'_> {
         self.heart = Some(self.guest.heartbeat()?);
         self.lab.wait_for_memory("hpcc");
         let at = |name: &str| {
-            let stages = told["stages"].as_array()?;
+            let stages = report["stages"].as_array()?;
             stages.iter().find(|stage| stage["step"] == name)?["at_ms"].as_f64()
         };
-        let end = told["total_ms"].as_f64();
+        let end = report["total_ms"].as_f64();
         let behind = end.zip(at("resumed")).map(|(end, from)| (end - from) / 1e3);
         Ok(Figures {
             total_s,
             longest_pause_ms,
-            own_pause_ms: told["pause_ms"].as_f64(),
+            own_pause_ms: report["pause_ms"].as_f64(),
             restart_s,
             lazy_restart_s,
-            stored_bytes: told["stored_bytes"].as_u64().unwrap_or(0),
-            captured: told["captured"].clone(),
-            in_dirty_store: told["pages"]["dirty_store"].as_u64(),
+            stored_bytes: report["stored_bytes"].as_u64().unwrap_or(0),
+            captured: report["captured"].clone(),
+            in_dirty_store: report["pages"]["dirty_store"].as_u64(),
             behind_s: behind,
-            epochs: told["epochs"].clone(),
+            epochs: report["epochs"].clone(),
         })
     }
 }

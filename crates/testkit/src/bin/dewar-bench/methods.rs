@@ -69,9 +69,9 @@ pub fn run(method: Method, lab: &Lab, subject: &mut Subject) -> Result<Figures> 
 fn dewar(lab: &Lab, subject: &mut Subject, codec: &str, restore: bool) -> Result<Figures> {
     let mut stages = Value::Null;
     let mut figures = subject.time(|_| {
-        let told = lab.dewar(&["checkpoint", "bench", "--full", "--tag", "t", "--codec", codec]);
-        ensure!(told.code == 0, "{}", told.stderr);
-        let json = told.json();
+        let report = lab.dewar(&["checkpoint", "bench", "--full", "--tag", "t", "--codec", codec]);
+        ensure!(report.code == 0, "{}", report.stderr);
+        let json = report.json();
         let pause = json["pause_ms"].as_f64().unwrap_or(0.0);
         stages = json["stages"].clone();
         Ok((json["stored_bytes"].as_u64().unwrap_or(0), pause))
@@ -156,8 +156,8 @@ fn save(method: Method, qmp: &mut Qmp, file: &PathBuf) -> Result<f64> {
     }
     set(qmp, &capabilities, false)?;
     waited?;
-    let told = ask(qmp, "query-migrate", json!({}))?;
-    Ok(told["downtime"].as_f64().unwrap_or(0.0))
+    let report = ask(qmp, "query-migrate", json!({}))?;
+    Ok(report["downtime"].as_f64().unwrap_or(0.0))
 }
 
 fn set(qmp: &mut Qmp, capabilities: &[&str], state: bool) -> Result<()> {

@@ -97,7 +97,7 @@ pub fn print_targets(rows: &[Row], run_cost: &[(f64, f64)]) {
     let of = |row: &Row, method: &str| {
         rows.iter().find(|it| (it.gib, it.rate) == (row.gib, row.rate) && it.method == method)
     };
-    let told = |holds: bool| if holds { "reached" } else { "NOT reached" };
+    let report = |holds: bool| if holds { "reached" } else { "NOT reached" };
     let live = [
         "qemu migrate-to-file",
         "qemu background-snapshot",
@@ -107,14 +107,14 @@ pub fn print_targets(rows: &[Row], run_cost: &[(f64, f64)]) {
     for row in rows.iter().filter(|row| row.method == "dewar") {
         println!("  {} GiB, {}:", row.gib, load(row.rate));
         let pause = row.median(|it| it.pause_ms);
-        println!("    pause {pause:.1} ms, at most 25: {}", told(pause <= 25.0));
+        println!("    pause {pause:.1} ms, at most 25: {}", report(pause <= 25.0));
         if let Some(peer) = of(row, "qemu background-snapshot").filter(|_| row.rate == 200_000) {
             let (ours, theirs) =
                 (row.median(|it| it.writes_lost), peer.median(|it| it.writes_lost));
             let ratio = ours / theirs;
             println!(
                 "    page-writes lost {ratio:.2} of background-snapshot's, at most 0.5: {}",
-                told(ratio <= 0.5)
+                report(ratio <= 0.5)
             );
         }
         let fastest = live
@@ -126,31 +126,31 @@ pub fn print_targets(rows: &[Row], run_cost: &[(f64, f64)]) {
             let ratio = row.median(|it| it.total_s) / fastest;
             println!(
                 "    total time {ratio:.2} of QEMU's fastest live way, at most 1: {}",
-                told(ratio <= 1.0)
+                report(ratio <= 1.0)
             );
             if let Some(auto) = of(row, "dewar --codec auto") {
                 let ratio = auto.median(|it| it.total_s) / fastest;
-                println!("    with --codec auto {ratio:.2}, at most 0.9: {}", told(ratio <= 0.9));
+                println!("    with --codec auto {ratio:.2}, at most 0.9: {}", report(ratio <= 0.9));
             }
         }
         if let Some(peer) = of(row, "qemu migrate-to-file") {
             let ratio = row.median(|it| it.stored_bytes) / peer.median(|it| it.stored_bytes);
-            println!("    bytes stored {ratio:.2} of QEMU's, at most 1: {}", told(ratio <= 1.0));
+            println!("    bytes stored {ratio:.2} of QEMU's, at most 1: {}", report(ratio <= 1.0));
         }
         if let Some(peer) = of(row, "qemu exec:zstd -1 -T0") {
             let ratio = row.median(|it| it.stored_bytes) / peer.median(|it| it.stored_bytes);
             println!(
                 "    bytes stored {ratio:.2} of zstd -1's, at most 1.1: {}",
-                told(ratio <= 1.1)
+                report(ratio <= 1.1)
             );
         }
         if let Some(first) = row.median_of_some(|it| it.first_beat_ms) {
             println!(
                 "    restore to first heartbeat {first:.0} ms, at most 300: {}",
-                told(first <= 300.0)
+                report(first <= 300.0)
             );
         }
     }
     let ratio = median(run_cost.iter().map(|pair| pair.0 / pair.1).collect());
-    println!("  'dewar run' alone: ratio {ratio:.3}, at least 0.98: {}", told(ratio >= 0.98));
+    println!("  'dewar run' alone: ratio {ratio:.3}, at least 0.98: {}", report(ratio >= 0.98));
 }
