@@ -110,8 +110,9 @@ pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(),
         // A QEMU that hangs with its disk may come back.
         std::thread::sleep(Duration::from_secs(1));
     }
-    // The dead command's half image goes too; whatever stays, the next writer
-    // removes.
+    // The dead command's half image goes too; whatever stays, the next writer removes. The kernel closes
+    // a dead process's files one after the other: its socket, then, perhaps much later, the lease.
+    command.ends_within(ENDS_WITHIN);
     let store = store.map(|url| Location::parse(url).and_then(|it| Store::open(&it)));
     if let Some(Ok(store)) = store {
         let _ = store.sweep();
