@@ -1,8 +1,9 @@
 //! Frames: what both directions of every connection are made of.
 //!
-//! A frame knows its place: which migration, which connection (*shard*) of it, and the how-manieth there.
-//! A checksum covers all of it. So a frame that was damaged, repeated, lost or put into another connection
-//! is found before a byte of it is used. TLS, below, is what keeps a stranger out; this finds mistakes.
+//! A frame knows its place: which migration, which connection (*shard*) of it, which side sent it, and its
+//! number there.
+//! A checksum covers all of it. So a frame that was damaged, repeated, lost, sent back or put into another
+//! connection is found before a byte of it is used. TLS, below, is what keeps a stranger out; this finds mistakes.
 //!
 //! The length is checked before memory is set aside: the other side is a stranger until it knows better.
 
@@ -55,6 +56,9 @@ pub enum FrameError {
     /// What follows is no frame.
     #[error("what arrived is not a frame of a migration")]
     NoFrame,
+    /// A connection begins with something else.
+    #[error("a connection of a migration does not begin with a greeting")]
+    NoGreeting,
     /// A kind that this version does not know.
     #[error("a frame of unknown kind {0} arrived")]
     UnknownKind(u8),
@@ -79,6 +83,16 @@ pub enum FrameError {
     Damaged(Place),
 }
 
+/// Who sends a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Side {
+    /// The host that the guest leaves.
+    Source = 0,
+    /// The host that it comes to.
+    Destination = 1,
+}
+
 /// Where a frame belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
@@ -86,21 +100,27 @@ pub struct Place {
     pub session: u64,
     /// Which of its connections.
     pub shard: u16,
-    /// The how-manieth of that connection and direction, from 0.
+    /// Who sends it.
+    pub from: Side,
+    /// Its number on that connection, from that side, from 0.
     pub sequence: u64,
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { session, shard, sequence } = self;
-        write!(f, "frame {sequence} of connection {shard} of migration {session:016x}")
+        let Self { session, shard, from, sequence } = self;
+        let from = match from {
+            Side::Source => "source",
+            Side::Destination => "destination",
+        };
+        write!(f, "the {from}'s frame {sequence} on connection {shard} of migration {session:016x}")
     }
 }
 
 impl Place {
     /// The first of a connection.
-    pub fn first(session: u64, shard: u16) -> Self {
-        Self { session, shard, sequence: 0 }
+    pub fn first(session: u64, shard: u16, from: Side) -> Self {
+        Self { session, shard, from, sequence: 0 }
     }
 
     /// The one after it.
@@ -139,6 +159,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = self.kind as u8;
+        bytes[5] = self.place.from as u8;
         bytes[6..8].copy_from_slice(&self.place.shard.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.place.session.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.place.sequence.to_le_bytes());
@@ -153,12 +174,39 @@ impl Header {
     /// # Errors
     /// Where they are none, or of another frame.
     pub fn parse(bytes: &[u8; HEADER_BYTES], wanted: Place) -> Result<Self, FrameError> {
+        let header = Self::read(bytes)?;
+        match header.place == wanted {
+            true => Ok(header),
+            false => Err(FrameError::OutOfPlace { found: header.place, wanted }),
+        }
+    }
+
+    /// The header of the first frame of a connection of which it is not known yet which it is: a
+    /// greeting from that side.
+    ///
+    /// # Errors
+    /// Where the bytes are none.
+    pub fn parse_first(bytes: &[u8; HEADER_BYTES], from: Side) -> Result<Self, FrameError> {
+        let header = Self::read(bytes)?;
+        let wanted = Place::first(header.place.session, header.place.shard, from);
+        match header.kind == Kind::Hello && header.place == wanted {
+            true => Ok(header),
+            false => Err(FrameError::NoGreeting),
+        }
+    }
+
+    fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let number = |from: usize, count: usize| {
             let mut wide = [0; 8];
             wide[..count].copy_from_slice(&bytes[from..from + count]);
             u64::from_le_bytes(wide)
         };
-        if number(0, 4) != u64::from(MAGIC) || bytes[5] != 0 || number(28, 4) != 0 {
+        let from = match bytes[5] {
+            0 => Side::Source,
+            1 => Side::Destination,
+            _ => return Err(FrameError::NoFrame),
+        };
+        if number(0, 4) != u64::from(MAGIC) || number(28, 4) != 0 {
             return Err(FrameError::NoFrame);
         }
         let kind = Kind::of(bytes[4]).ok_or(FrameError::UnknownKind(bytes[4]))?;
@@ -166,11 +214,8 @@ impl Header {
         if length > most {
             return Err(FrameError::TooLong { length, most });
         }
-        let place =
-            Place { session: number(8, 8), shard: number(6, 2) as u16, sequence: number(16, 8) };
-        if place != wanted {
-            return Err(FrameError::OutOfPlace { found: place, wanted });
-        }
+        let (session, shard) = (number(8, 8), number(6, 2) as u16);
+        let place = Place { session, shard, from, sequence: number(16, 8) };
         Ok(Self { kind, place, length, checksum: number(32, 8) })
     }
 

@@ -29,13 +29,13 @@ impl Features {
 
     /// Those of either.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// Those of both.
     #[must_use]
-    pub const fn both(self, other: Self) -> Self {
+    pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
@@ -142,6 +142,6 @@ impl Hello {
                 theirs_last: theirs.last,
             });
         }
-        Ok(Agreement { version, features: self.features.both(theirs.features) })
+        Ok(Agreement { version, features: self.features.intersection(theirs.features) })
     }
 }

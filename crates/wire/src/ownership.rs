@@ -1,19 +1,21 @@
-//! Which of two hosts runs a guest that moves: exactly one, whatever is killed and whichever message is lost.
+//! Which of two hosts runs a guest that moves: never both, whatever is killed and whichever message is lost.
 //!
 //! Each side is a state machine without sockets, clocks or files. It is given an [event](SourceEvent) and
-//! answers with actions, which the caller carries out in order; [`SourceAction::Record`] and
-//! [`DestinationAction::Record`] mean *written and fsynced* before the next one. A side that was killed
-//! begins again with what it recorded last.
+//! answers with actions, which the caller carries out in order. [`SourceAction::Record`] and
+//! [`DestinationAction::Record`] mean *written and fsynced* before the next action. **If an action fails,
+//! the caller carries out nothing more, drops the value and begins again with what is on disk**
+//! ([`Source::recover`], [`Destination::recover`]), as after a kill.
 //!
 //! ```text
 //!  source                                     destination
 //!  (nothing)  the guest runs here             (nothing)
 //!  Intent     before it is stopped
 //!                                   <- Ready  Loaded    its state is loaded, it stands still
-//!  Given      it never runs here again
-//!             Commit ->                       Owned     it runs here, whatever happens
-//!                                 <- Running
+//!  Given      this side does not run it
+//!             Commit ->                       Owned     it is about to run here
+//!                                 <- Running  Running   it was let run
 //!  Gone       its memory is given up
+//!             Gone ->                         (nothing)
 //! ```
 //!
 //! **The rule**: the source runs the guest until it has recorded `Given`, the destination from the moment on
@@ -22,12 +24,19 @@
 //!
 //! **The way back.** A destination that is `Loaded`, or knows nothing of the guest, may *refuse*, which is
 //! recorded as well: after `Refused` it never answers a `Commit` in any other way. A source that is `Given`
-//! and hears `Refused` records `TakenBack` and runs the guest again.
+//! and hears `Refused` records `TakenBack` and goes on with the guest.
+//!
+//! **What may be forgotten.** A record goes only when an action says so ([`DestinationAction::Forget`],
+//! `Record(None)`): the other side has then said that it will not ask again. Who asks about a guest of which
+//! nothing is on record is answered all the same: a source without a record does not have the guest, a
+//! destination without one never will.
 //!
 //! **What is not possible.** If the link is gone for good between `Given` and `Running`, neither side can know
 //! of the other (the two generals' problem). Then neither runs the guest until the link is back or a person
 //! decides: at the destination by refusing, at the source by taking back, of which the person must be sure
-//! that the other host will never run it ([`SourceEvent::TakeBack`]).
+//! that the other host will never run it ([`SourceEvent::TakeBack`]). The same holds where the destination's
+//! QEMU ended between `Owned` and `Running`: whether the guest ran in it is not known, so the destination is
+//! silent, and the source keeps all of the guest.
 //!
 //! `tests/ownership.rs` walks through every order of events, deliveries, losses and kills.
 
@@ -45,8 +54,10 @@ use serde::{Deserialize, Serialize};
 pub enum FromSource {
     /// The guest is the destination's.
     Commit,
-    /// The guest stays where it is; nothing of this migration is needed any more.
+    /// The guest stays where it is; the source will not commit any more.
     Abort,
+    /// The source knows that the guest runs at the destination, and has nothing of it any more.
+    Gone,
 }
 
 /// What the destination says of it. Sent again it means the same.
@@ -55,8 +66,8 @@ pub enum FromSource {
 pub enum FromDestination {
     /// All is loaded; one word and it runs.
     Ready,
-    /// It runs here.
+    /// It was let run here.
     Running,
-    /// It does not run here and never will.
+    /// It was not let run here and never will be.
     Refused,
 }

@@ -59,8 +59,11 @@ pub enum Entry<'b> {
     },
 }
 
-/// Appends an entry of zeros to a payload.
+/// Appends an entry of zeros to a payload, if there are any.
 pub fn put_zeros(payload: &mut Vec<u8>, range: PageRange) {
+    if range.is_empty() {
+        return;
+    }
     put_head(payload, ZEROS, 0, 16);
     payload.extend(range.start.0.to_le_bytes());
     payload.extend(range.count().to_le_bytes());
@@ -91,11 +94,13 @@ fn put_head(payload: &mut Vec<u8>, form: u8, pages: u16, bytes: u32) {
 /// The entries of a payload, for a guest of so many pages. After an error there are no more.
 pub fn entries(payload: &[u8], pages: u64) -> impl Iterator<Item = Result<Entry<'_>, PagesError>> {
     let mut left = payload;
+    // A frame that says of more pages than there are that they are zeros only makes work.
+    let mut zeros_left = pages;
     std::iter::from_fn(move || {
         if left.is_empty() {
             return None;
         }
-        let entry = next_entry(&mut left, pages);
+        let entry = next_entry(&mut left, pages, &mut zeros_left);
         if entry.is_err() {
             left = &[];
         }
@@ -103,7 +108,11 @@ pub fn entries(payload: &[u8], pages: u64) -> impl Iterator<Item = Result<Entry<
     })
 }
 
-fn next_entry<'b>(left: &mut &'b [u8], all: u64) -> Result<Entry<'b>, PagesError> {
+fn next_entry<'b>(
+    left: &mut &'b [u8],
+    all: u64,
+    zeros_left: &mut u64,
+) -> Result<Entry<'b>, PagesError> {
     let mut take = |count: usize| -> Result<&'b [u8], PagesError> {
         let (bytes, rest) = left.split_at_checked(count).ok_or(PagesError::CutShort)?;
         *left = rest;
@@ -111,6 +120,9 @@ fn next_entry<'b>(left: &mut &'b [u8], all: u64) -> Result<Entry<'b>, PagesError
     };
     let head = take(HEAD)?;
     let form = head[0];
+    if head[1] != 0 {
+        return Err(PagesError::UnknownForm(head[1]));
+    }
     let pages = u16::from_le_bytes([head[2], head[3]]);
     let bytes = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
     let wrong = PagesError::WrongSize { pages, bytes };
@@ -121,6 +133,7 @@ fn next_entry<'b>(left: &mut &'b [u8], all: u64) -> Result<Entry<'b>, PagesError
         let (start, count) = (word(take(8)?), word(take(8)?));
         let end = start.checked_add(count).filter(|end| count > 0 && *end <= all);
         let out = PagesError::OutOfRange { page: start.saturating_add(count), pages: all };
+        *zeros_left = zeros_left.checked_sub(count).ok_or(out)?;
         return end.map(|end| Entry::Zeros(PageRange::new(start, end))).ok_or(out);
     }
     let codec = Codec::from_number(form).ok_or(PagesError::UnknownForm(form))?;

@@ -1,19 +1,21 @@
 //! Frames and greetings: what was sent arrives, and nothing else passes.
 
-use dewar_wire::frame::{FrameError, HEADER_BYTES, Header, Kind, Place};
+use dewar_wire::frame::{FrameError, HEADER_BYTES, Header, Kind, Place, Side};
 use dewar_wire::hello::{Features, Hello, HelloError};
 use proptest::prelude::*;
 
-const PLACE: Place = Place { session: 0x0123_4567_89ab_cdef, shard: 3, sequence: 41 };
+const PLACE: Place =
+    Place { session: 0x0123_4567_89ab_cdef, shard: 3, from: Side::Source, sequence: 41 };
 
 fn kind() -> impl Strategy<Value = Kind> {
     prop::sample::select(vec![Kind::Hello, Kind::Control, Kind::Pages, Kind::State, Kind::Barrier])
 }
 
 fn place() -> impl Strategy<Value = Place> {
-    any::<(u64, u16, u32)>().prop_map(|(session, shard, sequence)| Place {
+    any::<(u64, u16, bool, u32)>().prop_map(|(session, shard, is_source, sequence)| Place {
         session,
         shard,
+        from: if is_source { Side::Source } else { Side::Destination },
         sequence: u64::from(sequence),
     })
 }
@@ -75,7 +77,7 @@ proptest! {
     ) {
         let hello = |(first, more): (u16, u16), features| Hello { first, last: first + more, features };
         let some = |has: bool, it| if has { it } else { Features::none() };
-        let ours = hello(ours, some(features.0, Features::LZ4).and(Features::ZSTD));
+        let ours = hello(ours, some(features.0, Features::LZ4).union(Features::ZSTD));
         let theirs = hello(theirs, some(features.1, Features::LZ4));
         match (ours.agree(&theirs), theirs.agree(&ours)) {
             (Ok(one), Ok(other)) => {
@@ -131,4 +133,28 @@ fn a_greeting_of_a_later_version_is_understood() {
     assert_eq!(Hello::parse(&ours.bytes()[..11]), Err(HelloError::NoHello));
     let later = Hello { first: 2, last: 3, ..ours };
     assert!(matches!(ours.agree(&later), Err(HelloError::NoVersion { theirs_first: 2, .. })));
+}
+
+#[test]
+fn a_frame_that_is_sent_back_does_not_pass() {
+    let ours = sent(Kind::Pages, PLACE, b"mine");
+    let theirs = Place { from: Side::Destination, ..PLACE };
+    assert!(matches!(receive(&ours, theirs), Err(FrameError::OutOfPlace { .. })));
+}
+
+#[test]
+fn a_connection_says_in_its_first_frame_which_it_is() {
+    let first = Place::first(7, 2, Side::Source);
+    let greeting = Header::of(Kind::Hello, first, &[]).bytes();
+    let header = Header::parse_first(&greeting, Side::Source).expect("a greeting");
+    assert_eq!(header.place, first);
+    let others = [
+        (Kind::Hello, first, Side::Destination),
+        (Kind::Hello, first.next(), Side::Source),
+        (Kind::Pages, first, Side::Source),
+    ];
+    for (kind, place, from) in others {
+        let bytes = Header::of(kind, place, &[]).bytes();
+        assert_eq!(Header::parse_first(&bytes, from), Err(FrameError::NoGreeting));
+    }
 }

@@ -3,7 +3,8 @@
 //! A state of the world is both sides, what they have on disk, what they have still to do, which messages
 //! were ever sent, and what runs. A message that was sent may arrive at any time later, and again. From
 //! each state that can be reached: never do both run; and once the link is back and both processes are
-//! started again, exactly one does.
+//! started again, exactly one does. Where the destination's QEMU ended in the moment in which the guest
+//! was let run, none does, and the source has all of it still.
 
 use dewar_wire::ownership::{
     Destination, DestinationAction, DestinationEvent, DestinationRecord, FromDestination,
@@ -29,6 +30,10 @@ struct World {
     destination_runs: bool,
     /// Its QEMU lives and has loaded the guest.
     loaded: bool,
+    /// The guest has run there: what the source has of it is old.
+    has_run: bool,
+    /// QEMU ended after the guest was on record as running there: a guest's end like any other.
+    ended: bool,
     /// Nothing will ever happen there again.
     fenced: bool,
     link: bool,
@@ -51,6 +56,8 @@ impl World {
             destination_todo: VecDeque::new(),
             destination_runs: false,
             loaded: false,
+            has_run: false,
+            ended: false,
             fenced: false,
             link: true,
             to_source: BTreeSet::new(),
@@ -69,6 +76,11 @@ impl World {
         self.destination_todo.extend(actions);
     }
 
+    /// Whether the destination is one to which pages still come.
+    fn is_receiving(&self) -> bool {
+        self.destination == Some(Destination::new())
+    }
+
     fn source_acts(&mut self) {
         match self.source_todo.pop_front() {
             Some(SourceAction::Record(record)) => self.source_disk = record,
@@ -76,8 +88,10 @@ impl World {
                 self.to_destination.insert(message);
             }
             Some(SourceAction::Stop) => self.source_runs = false,
-            Some(SourceAction::Run) => {
+            Some(SourceAction::Resume) => {
                 assert!(!self.source_freed, "there is nothing to run any more: {self:?}");
+                let is_old = self.has_run && !self.fenced;
+                assert!(!is_old, "it goes on from before it ran elsewhere: {self:?}");
                 self.source_runs = true;
             }
             Some(SourceAction::Free) => {
@@ -91,12 +105,13 @@ impl World {
     fn destination_acts(&mut self) {
         match self.destination_todo.pop_front() {
             Some(DestinationAction::Record(record)) => self.destination_disk = Some(record),
+            Some(DestinationAction::Forget) => self.destination_disk = None,
             Some(DestinationAction::Send(message)) if self.link => {
                 self.to_source.insert(message);
             }
             Some(DestinationAction::Run) => {
                 assert!(self.loaded, "there is nothing to run: {self:?}");
-                self.destination_runs = true;
+                (self.destination_runs, self.has_run) = (true, true);
             }
             Some(DestinationAction::Discard) => {
                 assert!(!self.destination_runs, "the running guest is discarded: {self:?}");
@@ -112,6 +127,10 @@ impl World {
     }
 
     fn recover_destination(&mut self) {
+        if self.destination_disk.is_none() && !self.destination_runs {
+            // What was arriving is thrown away.
+            self.loaded = false;
+        }
         let (destination, todo) = Destination::recover(self.destination_disk, self.loaded);
         (self.destination, self.destination_todo) = (Some(destination), todo.into());
     }
@@ -156,7 +175,7 @@ impl World {
         } else if !self.destination_todo.is_empty() {
             then(&Self::destination_acts);
         } else {
-            if self.state_sent && self.destination_disk.is_none() {
+            if self.state_sent && self.is_receiving() {
                 then(&|world| {
                     world.loaded = true;
                     world.destination_event(DestinationEvent::Loaded);
@@ -194,13 +213,13 @@ impl World {
                     (world.destination, world.destination_todo) = (None, VecDeque::new());
                 };
                 mishap(&kill);
-                // With its QEMU. Where the guest is this host's already, that is the guest's end.
-                if self.destination_disk != Some(DestinationRecord::Owned) {
-                    mishap(&|world| {
-                        kill(world);
-                        world.loaded = false;
-                    });
-                }
+                // With its QEMU.
+                mishap(&|world| {
+                    kill(world);
+                    world.ended |= world.destination_runs
+                        && world.destination_disk != Some(DestinationRecord::Owned);
+                    (world.loaded, world.destination_runs) = (false, false);
+                });
             }
         }
         all
@@ -219,14 +238,13 @@ impl World {
         // What was sent before was lost.
         self.to_source.clear();
         self.to_destination.clear();
-        if !self.loaded && self.destination_disk != Some(DestinationRecord::Owned) {
-            self.destination_event(DestinationEvent::GiveUp);
-        }
         if self.fenced {
             self.source_event(SourceEvent::LinkLost);
             self.source_event(SourceEvent::TakeBack);
         }
         self.source_event(SourceEvent::LinkLost);
+        self.destination_event(DestinationEvent::LinkLost);
+        self.finish_todo();
         self.source_event(SourceEvent::LinkBack);
         self.destination_event(DestinationEvent::LinkBack);
         for _ in 0..8 {
@@ -274,22 +292,27 @@ fn never_do_both_run_and_in_the_end_one_does() {
     assert!(moved.count() > 0, "no history moves the guest");
     for world in worlds {
         assert!(!(world.source_runs && world.destination_runs), "both run: {world:?}");
-        if world.source_freed {
-            let owned = world.destination_disk == Some(DestinationRecord::Owned);
-            assert!(owned, "its memory is gone and the other side has not got it: {world:?}");
-        }
-        // It ended with the host that was fenced, after this one had heard that it ran there.
+        // It ended where it ran: as a guest ends, or with the host that was fenced, after the source
+        // had heard that it ran there.
         let heard = world.source.is_some_and(|it| it.record() == Some(SourceRecord::Gone));
-        if world.fenced && (heard || world.source_disk == Some(SourceRecord::Gone)) {
+        let heard = heard || world.source_disk == Some(SourceRecord::Gone) || world.source_freed;
+        if world.ended || world.fenced && heard {
             continue;
         }
         let end = world.clone().repair();
+        if end.destination.is_some_and(|destination| destination.is_lost()) {
+            let is_kept = !end.source_freed && end.source_disk == Some(SourceRecord::Given);
+            assert!(is_kept && !end.source_runs, "what may have run is lost or runs: {end:?}");
+            continue;
+        }
         assert!(
             end.source_runs != end.destination_runs,
             "not exactly one runs in the end: {world:?} came to {end:?}"
         );
         let is_left = !end.fenced && end.destination_disk == Some(DestinationRecord::Loaded);
         assert!(!is_left, "a guest stands there for ever: {world:?} came to {end:?}");
+        let is_known = end.destination_disk.is_some() && !end.fenced;
+        assert!(!is_known, "a record is never removed: {world:?} came to {end:?}");
     }
 }
 
@@ -312,7 +335,7 @@ fn a_guest_moves_when_nothing_goes_wrong() {
         }
     }
     assert!(world.destination_runs && world.source_freed && !world.source_runs);
-    assert!(world.source.is_some_and(|source| source.is_over()));
+    assert!(world.source.is_some_and(|source| source.is_decided()));
 }
 
 #[test]

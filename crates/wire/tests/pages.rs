@@ -17,7 +17,7 @@ enum Sent {
 
 fn sent() -> impl Strategy<Value = Sent> {
     let zeros =
-        (0..ALL, 1..ALL).prop_map(|(start, count)| Sent::Zeros(start, count.min(ALL - start)));
+        (0..ALL, 1..ALL / 8).prop_map(|(start, count)| Sent::Zeros(start, count.min(ALL - start)));
     let numbers = prop::collection::vec(0..ALL, 1..=MOST_PAGES);
     let codec = prop::sample::select(vec![Codec::Raw, Codec::Lz4, Codec::Zstd]);
     let pages = (numbers, codec, 0..PAGE_BYTES).prop_map(|(pages, codec, bytes)| {

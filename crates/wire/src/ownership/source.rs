@@ -11,9 +11,9 @@ pub enum SourceRecord {
     Intent,
     /// It is no longer this host's, unless the other refuses it.
     Given,
-    /// It is this host's again.
+    /// It is this host's again, and about to go on.
     TakenBack,
-    /// The other host runs it.
+    /// The other host has it.
     Gone,
 }
 
@@ -37,14 +37,14 @@ pub enum SourceEvent {
 /// What the caller has to do, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SourceAction {
-    /// Write and fsync this; `None`: nothing is known of the migration any more.
+    /// Write and fsync this; `None`: remove the record, and fsync that.
     Record(Option<SourceRecord>),
     /// Send this, if there is a connection.
     Send(FromSource),
-    /// Stop the guest, and send what was written last and its device state.
+    /// Note whether the guest runs, stop it, and send what was written last and its device state.
     Stop,
-    /// Let the guest run, if it does not.
-    Run,
+    /// Let the guest go on as it was before [`SourceAction::Stop`]: a paused one stays paused.
+    Resume,
     /// End the guest's process and free its memory.
     Free,
 }
@@ -63,14 +63,15 @@ impl Source {
         Self { record: None, aborted: false }
     }
 
-    /// One that goes on after its process was killed; with what has to be done at once.
+    /// One that goes on after its process was killed, or one that is asked about and of which nothing is
+    /// on record; with what has to be done at once.
     pub fn recover(record: Option<SourceRecord>) -> (Self, Vec<SourceAction>) {
-        use SourceAction::{Free, Record, Run};
-        let stays = |record| Self { record, aborted: true };
+        use SourceAction::{Free, Record, Resume};
+        let stays = Self { record: None, aborted: true };
         match record {
-            None => (stays(None), vec![Run]),
+            None => (stays, Vec::new()),
             Some(SourceRecord::Intent | SourceRecord::TakenBack) => {
-                (stays(None), vec![Run, Record(None)])
+                (stays, vec![Resume, Record(None)])
             }
             Some(SourceRecord::Given) => (Self { record, aborted: false }, Vec::new()),
             Some(SourceRecord::Gone) => (Self { record, aborted: false }, vec![Free]),
@@ -82,40 +83,43 @@ impl Source {
         self.record
     }
 
-    /// Whether the migration has come to its end, as far as this side is concerned.
-    pub fn is_over(&self) -> bool {
-        self.aborted || matches!(self.record, Some(SourceRecord::Gone | SourceRecord::TakenBack))
+    /// Whether it is known on which side the guest is. The source still answers the destination.
+    pub fn is_decided(&self) -> bool {
+        self.aborted || self.record == Some(SourceRecord::Gone)
     }
 
     /// What follows from an event.
     pub fn on(&mut self, event: SourceEvent) -> Vec<SourceAction> {
-        use SourceAction::{Free, Record, Run, Send, Stop};
+        use FromDestination::{Ready, Refused, Running};
+        use SourceAction::{Free, Record, Resume, Send, Stop};
         use SourceEvent::{Converged, GiveUp, Heard, LinkBack, LinkLost, TakeBack};
         use SourceRecord::{Given, Gone, Intent, TakenBack};
         match (self.record, event) {
-            (_, Heard(FromDestination::Ready) | LinkBack) if self.aborted => {
+            // Without a record it has not given the guest away, or has forgotten that it is gone.
+            (None, Heard(Running)) => vec![Send(FromSource::Gone)],
+            (None, Heard(Ready | Refused) | LinkBack) if self.aborted => {
                 vec![Send(FromSource::Abort)]
             }
-            (None, Converged) if !self.aborted => {
-                vec![self.write(Intent), Stop]
-            }
-            (None | Some(Intent), LinkLost | GiveUp | Heard(FromDestination::Refused))
-                if !self.aborted =>
-            {
+            (None, Converged) if !self.aborted => vec![self.write(Intent), Stop],
+            (None, LinkLost | GiveUp | Heard(Refused)) if !self.aborted => {
                 self.aborted = true;
-                self.record = None;
-                vec![Run, Record(None), Send(FromSource::Abort)]
+                vec![Send(FromSource::Abort)]
             }
-            (Some(Intent), Heard(FromDestination::Ready)) => {
-                vec![self.write(Given), Send(FromSource::Commit)]
+            (Some(Intent), LinkLost | GiveUp | Heard(Refused)) => {
+                (self.record, self.aborted) = (None, true);
+                vec![Resume, Record(None), Send(FromSource::Abort)]
             }
-            (Some(Given), Heard(FromDestination::Ready) | LinkBack) => {
-                vec![Send(FromSource::Commit)]
+            (Some(Intent), Heard(Ready)) => vec![self.write(Given), Send(FromSource::Commit)],
+            (Some(Given), Heard(Ready) | LinkBack) => vec![Send(FromSource::Commit)],
+            (Some(Given), Heard(Running)) => {
+                vec![self.write(Gone), Send(FromSource::Gone), Free]
             }
-            (Some(Given), Heard(FromDestination::Running)) => vec![self.write(Gone), Free],
-            (Some(Given), Heard(FromDestination::Refused) | TakeBack) => {
-                vec![self.write(TakenBack), Run]
+            (Some(Given), Heard(Refused) | TakeBack) => {
+                let taken_back = self.write(TakenBack);
+                (self.record, self.aborted) = (None, true);
+                vec![taken_back, Resume, Record(None), Send(FromSource::Abort)]
             }
+            (Some(Gone), Heard(Running) | LinkBack) => vec![Send(FromSource::Gone)],
             _ => Vec::new(),
         }
     }
