@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod classify;
+mod feed;
 mod frame;
 mod planner;
 
 pub use classify::{PageKind, classify};
+pub use feed::{Feed, MeasuredEncoder};
 pub use frame::{Codec, CodecError, Compression, FrameDecoder, FrameEncoder, PageCodec};
 pub use planner::{Frame, Planner};

@@ -6,11 +6,11 @@
 //! a folder holds objects of more than [`LARGEST_OBJECT`] bytes (its disk
 //! copies); elsewhere a disk copy is many objects.
 //!
-//! **Holds** keep two commands out of each other's way. A command that holds an object
-//! exclusively is alone with it. If it dies the hold ends (a lock that the kernel
+//! **Locks** keep two commands out of each other's way. A command that locks an object
+//! exclusively is alone with it. If it dies the lock ends (a lock that the kernel
 //! drops, or a lease that runs out). A command that was stopped for too long may
-//! have lost its hold without noticing. So the object that makes an image exist is put
-//! through the hold, which fails then.
+//! have lost its lock without noticing. So the object that makes an image exist is put
+//! through the lock, which fails then.
 
 use crate::{ImageError, SEGMENT_BYTES};
 use std::fmt;

@@ -4,8 +4,8 @@
 use crate::ImageError;
 use crate::aligned::AlignedBytes;
 use crate::backend::Backend;
-use crate::feed::Feed;
 use crate::segment::segment_name;
+use dewar_codec::Feed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 

@@ -1,7 +1,7 @@
 //! The lease of a writer: an object in `writers/` that names, before they are made,
 //! all objects of an image that does not exist yet.
 //!
-//! The writer holds its lease. When the writer dies the hold ends, and the next writer or
+//! The writer has its lease locked. When the writer dies the lock ends, and the next writer or
 //! collection removes the objects that the lease names, except those that a record
 //! or another lease names. There are such in two cases. The image's own record exists: its
 //! writer died, or lost its connection, just after it made the record. Or a number was
@@ -17,7 +17,7 @@ use std::collections::HashSet;
 pub(crate) const FOLDER: &str = "writers";
 const SUFFIX: &str = ".lease";
 
-/// A lease that we hold.
+/// A lease that this process has locked.
 #[derive(Debug)]
 pub(crate) struct WriterLease {
     held: Box<dyn Lock>,
@@ -92,7 +92,7 @@ pub(crate) fn named(backend: &dyn Backend) -> Result<HashSet<String>, ImageError
     named_by(backend, |_| Ok(true))
 }
 
-/// What leases name that somebody holds.
+/// What leases name that are locked.
 pub(crate) fn named_by_the_living(backend: &dyn Backend) -> Result<HashSet<String>, ImageError> {
     named_by(backend, |lease| match backend.lock(lease, LockKind::Alone)? {
         LockAttempt::Locked(_) | LockAttempt::Missing => Ok(false),

@@ -22,7 +22,6 @@ mod dirty;
 mod disks;
 mod entry;
 mod error;
-mod feed;
 mod files;
 mod flush;
 mod folder;

@@ -2,10 +2,9 @@ use crate::dedup::Fingerprint;
 use crate::segment::{SEGMENT_BYTES, SegmentBuilder};
 use crate::stored::StoredPages;
 use crate::{Entry, FRAME_PAGES, ImageError, ImageWriter, PageAddress};
-use dewar_codec::{Codec, Frame, FrameEncoder, PageKind, classify};
+use dewar_codec::{Codec, MeasuredEncoder, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
-use std::time::Instant;
 
 /// One thread's way into an image: groups pages into frames, frames into
 /// segments of its own. [`PageSink::finish`] it before the image is finished.
@@ -13,14 +12,10 @@ pub struct PageSink<'w, 's> {
     writer: &'w ImageWriter<'s>,
     /// Whether our pages give way to those that others put or claimed.
     yields: bool,
-    encoder: FrameEncoder,
+    encoder: MeasuredEncoder,
     compressible: OpenFrame,
     incompressible: OpenFrame,
     segment: Option<SegmentBuilder>,
-    /// When the last frame of pages was done.
-    since: Instant,
-    /// Bytes of pages since then that no codec shrinks.
-    beside: u64,
     /// The payload of the frame being encoded.
     payload: Vec<u8>,
     /// To compare with, where fingerprints are no proof.
@@ -51,9 +46,7 @@ impl<'w, 's> PageSink<'w, 's> {
             again: HashMap::new(),
             writer,
             yields,
-            encoder: FrameEncoder::new(Codec::Zstd, level),
-            since: Instant::now(),
-            beside: 0,
+            encoder: MeasuredEncoder::new(level),
             compressible: OpenFrame::default(),
             incompressible: OpenFrame::default(),
             segment: None,
@@ -159,7 +152,7 @@ impl<'w, 's> PageSink<'w, 's> {
         let at = match kind {
             PageKind::Compressible => self.encode_measured(&frame.bytes)?,
             _ => {
-                self.beside += frame.bytes.len() as u64;
+                self.encoder.passed(frame.bytes.len());
                 self.append(Codec::Raw, frame.pages.len(), &frame.bytes)?
             }
         };
@@ -190,27 +183,13 @@ impl<'w, 's> PageSink<'w, 's> {
     fn encode_measured(&mut self, bytes: &[u8]) -> Result<PageAddress, ImageError> {
         let feed = self.writer.feed();
         let filled = self.segment.as_ref().map_or(0, SegmentBuilder::filled);
-        let wanted = feed.codec(SEGMENT_BYTES.saturating_sub(filled));
-        let (began, other) = (Instant::now(), self.since.elapsed());
+        let left = SEGMENT_BYTES.saturating_sub(filled);
         let mut payload = std::mem::take(&mut self.payload);
-        let codec = match wanted {
-            Codec::Raw => Codec::Raw,
-            _ => self.encoder.encode_as(wanted, bytes, &mut payload)?,
-        };
+        let codec = self.encoder.encode(feed, bytes, left, &mut payload)?;
         let made = if codec == Codec::Raw { bytes } else { &payload };
-        let frame = Frame {
-            read: bytes.len() as u64,
-            made: made.len() as u64,
-            took: began.elapsed(),
-            other,
-            beside: std::mem::take(&mut self.beside),
-        };
-        feed.learn(wanted, &frame);
-        // What it costs to append it belongs to the next frame.
-        self.since = Instant::now();
         let at = self.append(codec, bytes.len() / PAGE_BYTES, made);
         self.payload = payload;
-        let full = feed.segment_bytes(SEGMENT_BYTES);
+        let full = feed.piece_bytes(SEGMENT_BYTES);
         if self.segment.as_ref().is_some_and(|segment| segment.filled() >= full) {
             self.close_segment()?;
         }
@@ -258,8 +237,7 @@ impl<'w, 's> PageSink<'w, 's> {
         let Some(segment) = self.segment.take() else { return Ok(()) };
         let (number, bytes) = segment.finish();
         self.writer.submit(number, bytes)?;
-        // To wait for the store is no work.
-        self.since = Instant::now();
+        self.encoder.waited();
         Ok(())
     }
 }

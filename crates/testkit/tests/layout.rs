@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -17,6 +17,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
     ("capture", &["units", "kernel", "memory", "guest"]),
     ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "capture"]),
+    ("migrate", &["units", "memory", "codec", "wire"]),
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),

@@ -1,0 +1,19 @@
+//! Moving a running guest's memory to another host.
+//!
+//! The source reads pages through Dewar's own mapping of the guest's RAM, compresses them as much as there
+//! is time for while the link sends, and sends them over several connections ([`PageSender`]). The
+//! destination writes them into RAM files of its own ([`PageReceiver`], [`NewMemory`]). What is on a
+//! connection is [`dewar_wire`]'s; which connection it is (TLS, a tunnel, a socket of a test) is the caller's.
+#![forbid(unsafe_code)]
+
+mod error;
+mod frames;
+mod new_memory;
+mod receive;
+mod send;
+
+pub use error::MigrateError;
+pub use frames::{FrameReader, FrameWriter};
+pub use new_memory::NewMemory;
+pub use receive::{PageReceiver, Received};
+pub use send::{PageSender, PageSink};

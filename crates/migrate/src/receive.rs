@@ -1,0 +1,205 @@
+//! Receiving pages: one thread a connection, which expands and writes what arrives there.
+//!
+//! An epoch has arrived when it ended on every connection. What is damaged or out of place ends the
+//! migration: nothing of such a frame is written, and the memory is never used.
+
+use crate::MigrateError;
+use crate::frames::FrameReader;
+use crate::new_memory::NewMemory;
+use dewar_codec::FrameDecoder;
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_wire::frame::{Kind, Side};
+use dewar_wire::pages::{Entry, entries};
+use std::io::Read;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// What arrived.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Pages, each time.
+    pub pages: u64,
+    /// Bytes of frames.
+    pub bytes: u64,
+}
+
+/// Receives pages over the connections of a migration.
+pub struct PageReceiver {
+    progress: Arc<Progress>,
+    threads: Vec<JoinHandle<Result<Received, MigrateError>>>,
+}
+
+/// How far the connections are.
+#[derive(Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// For each connection how many epochs ended.
+    epochs: Vec<u32>,
+    /// Connections that have ended.
+    ended: usize,
+}
+
+impl PageReceiver {
+    /// Begins to receive over these connections, into this memory; the number of each is its place
+    /// in `links`.
+    pub fn start<R: Read + Send + 'static>(
+        links: Vec<R>,
+        session: u64,
+        memory: &Arc<NewMemory>,
+    ) -> Self {
+        let state = State { epochs: vec![0; links.len()], ended: 0 };
+        let progress = Arc::new(Progress { state: Mutex::new(state), changed: Condvar::new() });
+        let threads = (0..).zip(links).map(|(shard, link)| {
+            let (memory, progress) = (Arc::clone(memory), Arc::clone(&progress));
+            let reader = FrameReader::new(link, session, shard, Side::Source);
+            std::thread::spawn(move || {
+                let _ended = Ended(&progress);
+                Shard::new(reader, &memory, &progress)?.receive()
+            })
+        });
+        Self { threads: threads.collect(), progress }
+    }
+
+    /// Waits until an epoch has arrived; they are counted from 1. Says whether it has: not where a
+    /// connection ended before, why [`PageReceiver::finish`] tells.
+    pub fn wait(&self, epoch: u32) -> bool {
+        let state = self.progress.lock();
+        let has_arrived = |state: &State| state.epochs.iter().all(|ended| *ended >= epoch);
+        let wait = |state: &mut State| !has_arrived(state) && state.ended == 0;
+        let state = self.progress.changed.wait_while(state, wait);
+        has_arrived(&state.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until all connections have ended.
+    ///
+    /// # Errors
+    /// The first error of a connection.
+    pub fn finish(self) -> Result<Received, MigrateError> {
+        let mut all = Received::default();
+        let mut failure = None;
+        for thread in self.threads {
+            match thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+                Ok(one) => {
+                    all.pages += one.pages;
+                    all.bytes += one.bytes;
+                }
+                Err(error) => drop(failure.get_or_insert(error)),
+            }
+        }
+        failure.map_or(Ok(all), Err)
+    }
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says that a connection has ended, however it did.
+struct Ended<'p>(&'p Progress);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ended += 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// One connection's thread.
+struct Shard<'m, R> {
+    reader: FrameReader<R>,
+    memory: &'m NewMemory,
+    progress: &'m Progress,
+    decoder: FrameDecoder,
+    /// Pages that it wrote: others are zeros still.
+    written: PageSet,
+    received: Received,
+    expanded: Vec<u8>,
+}
+
+impl<'m, R: Read> Shard<'m, R> {
+    fn new(
+        reader: FrameReader<R>,
+        memory: &'m NewMemory,
+        progress: &'m Progress,
+    ) -> Result<Self, MigrateError> {
+        Ok(Self {
+            reader,
+            memory,
+            progress,
+            decoder: FrameDecoder::new()?,
+            written: PageSet::new(memory.pages()),
+            received: Received::default(),
+            expanded: Vec::new(),
+        })
+    }
+
+    fn receive(mut self) -> Result<Received, MigrateError> {
+        let (shard, mut epoch) = (self.reader.shard(), 0);
+        loop {
+            let Self { reader, memory, decoder, written, received, expanded, .. } = &mut self;
+            let Some((kind, payload)) = reader.receive()? else { return Ok(self.received) };
+            match kind {
+                Kind::Pages => {
+                    received.bytes += payload.len() as u64;
+                    let mut write = Write { memory, decoder, written, received, expanded };
+                    entries(payload, memory.pages()).try_for_each(|entry| write.entry(entry?))?;
+                }
+                Kind::Barrier => {
+                    let found = payload.try_into().map_err(|_| MigrateError::Unexpected(shard))?;
+                    let (found, wanted) = (u32::from_le_bytes(found), epoch + 1);
+                    if found != wanted {
+                        return Err(MigrateError::Epoch { shard, found, wanted });
+                    }
+                    epoch = found;
+                    self.progress.lock().epochs[usize::from(shard)] = epoch;
+                    self.progress.changed.notify_all();
+                }
+                _ => return Err(MigrateError::Unexpected(shard)),
+            }
+        }
+    }
+}
+
+/// Writes entries into memory.
+struct Write<'w> {
+    memory: &'w NewMemory,
+    decoder: &'w mut FrameDecoder,
+    written: &'w mut PageSet,
+    received: &'w mut Received,
+    expanded: &'w mut Vec<u8>,
+}
+
+impl Write<'_> {
+    fn entry(&mut self, entry: Entry<'_>) -> Result<(), MigrateError> {
+        match entry {
+            Entry::Zeros(range) => self.zeros(range),
+            Entry::Encoded { pages, codec, bytes } => {
+                self.decoder.decode(codec, bytes, pages.len() * PAGE_BYTES, self.expanded)?;
+                self.received.pages += pages.len() as u64;
+                for page in &pages {
+                    self.written.insert(*page);
+                }
+                self.memory.write(&pages, self.expanded)
+            }
+        }
+    }
+
+    /// A new file is zeros: only what was written before is overwritten.
+    fn zeros(&mut self, range: PageRange) -> Result<(), MigrateError> {
+        self.received.pages += range.count();
+        let written: Vec<PageNumber> =
+            self.written.ranges_in(range).flat_map(|range| range.pages()).collect();
+        for page in written {
+            self.memory.write(&[page], &[0; PAGE_BYTES])?;
+            self.written.remove(page);
+        }
+        Ok(())
+    }
+}

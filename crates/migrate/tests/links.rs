@@ -1,0 +1,257 @@
+//! Memory over connections: every byte arrives, or nothing is believed.
+
+use dewar_capture::{PIECE, Pieces};
+use dewar_codec::{Codec, Compression};
+use dewar_memory::{NewRam, Ram};
+use dewar_migrate::{MigrateError, NewMemory, PageReceiver, PageSender, Received};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_wire::frame::{FrameError, HEADER_BYTES};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const SESSION: u64 = 0x5e55_1011;
+/// The pages of the guest's two regions.
+const REGIONS: [u64; 2] = [5 * PIECE + 77, PIECE];
+const PAGES: u64 = REGIONS[0] + REGIONS[1];
+
+/// A byte stream that no codec shrinks.
+fn noise(seed: u64) -> impl Iterator<Item = u8> {
+    let mut state = seed | 1;
+    std::iter::repeat_with(move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+}
+
+/// What page `page` has in it after `round` rounds of writing: zeros, text or noise.
+fn content(page: u64, round: u64) -> Vec<u8> {
+    match (page / 7 + round) % 4 {
+        0 => vec![0; PAGE_BYTES],
+        1 | 2 => {
+            let line = format!("page {page} as it is in round {round}; ");
+            line.bytes().cycle().take(PAGE_BYTES).collect()
+        }
+        _ => noise(page * 31 + round).take(PAGE_BYTES).collect(),
+    }
+}
+
+/// The source's memory; its files are written as a guest would write them.
+struct Guest {
+    files: Vec<File>,
+    ram: Ram,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let (mut files, mut ram) = (Vec::new(), Ram::default());
+        for (number, pages) in REGIONS.iter().enumerate() {
+            let file = tempfile::tempfile().expect("file");
+            file.set_len(pages * PAGE_BYTES as u64).expect("length");
+            let ours = file.try_clone().expect("file");
+            ram.add(format!("ram{number}"), ours, pages * PAGE_BYTES as u64, 0).expect("region");
+            files.push(file);
+        }
+        Self { files, ram }
+    }
+
+    fn write(&self, page: u64, bytes: &[u8]) {
+        let (file, page) = match page.checked_sub(REGIONS[0]) {
+            None => (&self.files[0], page),
+            Some(page) => (&self.files[1], page),
+        };
+        file.write_all_at(bytes, page * PAGE_BYTES as u64).expect("write");
+    }
+}
+
+/// The destination's memory, and its files to look into.
+fn new_memory() -> (Arc<NewMemory>, Vec<File>) {
+    let (mut memory, mut files) = (NewMemory::default(), Vec::new());
+    for pages in REGIONS {
+        let file = tempfile::tempfile().expect("file");
+        let bytes = pages * PAGE_BYTES as u64;
+        file.set_len(bytes).expect("length");
+        memory.add(NewRam::new(file.try_clone().expect("file"), bytes).expect("RAM"), pages);
+        files.push(file);
+    }
+    (Arc::new(memory), files)
+}
+
+fn assert_equal(guest: &Guest, files: &[File]) {
+    let whole = |files: &[File]| -> Vec<Vec<u8>> {
+        let read = |(file, pages): (&File, u64)| {
+            let mut bytes = vec![0; pages as usize * PAGE_BYTES];
+            file.read_exact_at(&mut bytes, 0).expect("read");
+            bytes
+        };
+        files.iter().zip(REGIONS).map(read).collect()
+    };
+    let (ours, theirs) = (whole(&guest.files), whole(files));
+    for (region, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+        let differs = ours
+            .chunks(PAGE_BYTES)
+            .zip(theirs.chunks(PAGE_BYTES))
+            .position(|(ours, theirs)| ours != theirs);
+        assert_eq!(differs, None, "a page of region {region} is another");
+    }
+}
+
+/// Sends pages by as many threads as there are connections.
+fn send(sender: &PageSender, guest: &Guest, pages: &PageSet) -> Result<(), MigrateError> {
+    let pieces = Pieces::striped(PageRange::new(0, PAGES), PIECE, 4);
+    let work = || {
+        let mut sink = sender.sink();
+        let mut bytes = vec![0; PAGE_BYTES];
+        while let Some(piece) = pieces.take() {
+            for page in piece.pages().filter(|page| pages.contains(*page)) {
+                guest.ram.copy_page(page, &mut bytes);
+                sink.put(page, &bytes)?;
+            }
+        }
+        sink.flush()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|it| it.join().expect("thread")).fold(Ok(()), Result::and)
+    })
+}
+
+fn pairs(count: usize) -> (Vec<UnixStream>, Vec<UnixStream>) {
+    (0..count).map(|_| UnixStream::pair().expect("sockets")).unzip()
+}
+
+/// Moves a guest that writes some of its pages between three epochs.
+fn move_guest(compression: Compression, connections: usize) -> Received {
+    let guest = Guest::new();
+    let (memory, files) = new_memory();
+    let (ours, theirs) = pairs(connections);
+    let receiver = PageReceiver::start(theirs, SESSION, &memory);
+    let sender = PageSender::start(ours, SESSION, compression, -1);
+    for round in 0..3 {
+        let mut dirty = PageSet::new(PAGES);
+        for page in (0..PAGES).filter(|page| round == 0 || page % 5 == round) {
+            guest.write(page, &content(page, round));
+            dirty.insert(PageNumber(page));
+        }
+        send(&sender, &guest, &dirty).expect("sent");
+        sender.end_epoch(round as u32 + 1).expect("sent");
+        assert!(receiver.wait(round as u32 + 1), "epoch {round} did not arrive");
+        assert_equal(&guest, &files);
+    }
+    sender.finish().expect("sent");
+    receiver.finish().expect("received")
+}
+
+#[test]
+fn every_byte_arrives_however_it_is_sent() {
+    let all = PAGES * PAGE_BYTES as u64;
+    for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {
+        let received = move_guest(Compression::Only(codec), 2);
+        let sent_pages =
+            PAGES + (0..PAGES).filter(|page| [1, 2].contains(&(page % 5))).count() as u64;
+        assert_eq!(received.pages, sent_pages);
+        let most = if codec == Codec::Raw { all * 7 / 5 } else { all * 3 / 5 };
+        assert!(received.bytes < most, "{codec:?}: {} of {all} bytes", received.bytes);
+    }
+    for connections in [1, 5] {
+        move_guest(Compression::Auto, connections);
+    }
+}
+
+/// Passes on what `from` sends, changed by `change`. That is told how many bytes came before, and says how
+/// many of these pass; where they are fewer, both connections are cut after them.
+fn relay(mut from: UnixStream, mut to: UnixStream, change: impl Fn(u64, &mut [u8]) -> usize) {
+    let mut bytes = vec![0; 64 << 10];
+    let mut before = 0;
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        let pass = change(before, &mut bytes[..count]);
+        if to.write_all(&bytes[..pass]).is_err() || count == 0 || pass < count {
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+            return;
+        }
+        before += count as u64;
+    }
+}
+
+/// Moves a guest over two connections, of which the second is relayed; returns what both ends say.
+fn move_relayed(
+    change: impl Fn(u64, &mut [u8]) -> usize + Send + 'static,
+) -> (Result<(), MigrateError>, Result<Received, MigrateError>) {
+    let guest = Guest::new();
+    for page in 0..PAGES {
+        guest.write(page, &content(page, 3));
+    }
+    let (memory, _files) = new_memory();
+    let (ours, theirs) = pairs(3);
+    let [ours0, ours1, relayed_out] = <[_; 3]>::try_from(ours).expect("three");
+    let [theirs0, relayed_in, theirs1] = <[_; 3]>::try_from(theirs).expect("three");
+    // ours1 -> relayed_in | relayed_out -> theirs1
+    let relay = std::thread::spawn(move || relay(relayed_in, relayed_out, change));
+    let receiver = PageReceiver::start(vec![theirs0, theirs1], SESSION, &memory);
+    let sender = PageSender::start(vec![ours0, ours1], SESSION, Compression::Only(Codec::Lz4), -1);
+    let sent = send(&sender, &guest, &PageSet::full(PAGES))
+        .and_then(|()| sender.end_epoch(1))
+        .and(sender.finish());
+    let arrived = receiver.wait(1);
+    let received = receiver.finish();
+    assert!(!arrived || received.is_ok(), "the epoch is believed where {received:?}");
+    relay.join().expect("relay");
+    (sent, received)
+}
+
+#[test]
+fn what_is_relayed_unchanged_arrives() {
+    let (sent, received) = move_relayed(|_, bytes| bytes.len());
+    sent.expect("sent");
+    assert_eq!(received.expect("received").pages, PAGES, "all of them");
+}
+
+#[test]
+fn a_flipped_bit_on_the_way_is_found() {
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    let (_, received) = move_relayed(|before, bytes| {
+        if (before..before + bytes.len() as u64).contains(&300_000) {
+            bytes[(300_000 - before) as usize] ^= 4;
+            SEEN.store(1, Ordering::Relaxed);
+        }
+        bytes.len()
+    });
+    assert_eq!(SEEN.load(Ordering::Relaxed), 1, "nothing was damaged");
+    assert!(matches!(received, Err(MigrateError::Frame(FrameError::Damaged(_)))), "{received:?}");
+}
+
+#[test]
+fn a_link_that_is_cut_anywhere_keeps_nobody_waiting() {
+    for cut in [0, 10, HEADER_BYTES as u64, 5_000, 700_000] {
+        let (sent, received) =
+            move_relayed(move |before, bytes| bytes.len().min((cut - before) as usize));
+        // Bytes may be in the socket still when it is cut: then only the receiver knows.
+        drop(sent);
+        assert!(received.is_err() || cut == 0, "cut after {cut} bytes: {received:?}");
+    }
+}
+
+#[test]
+fn connections_that_are_exchanged_are_found() {
+    let guest = Guest::new();
+    guest.write(0, &content(1, 0));
+    let (memory, _files) = new_memory();
+    let (ours, mut theirs) = pairs(2);
+    theirs.reverse();
+    let receiver = PageReceiver::start(theirs, SESSION, &memory);
+    let sender = PageSender::start(ours, SESSION, Compression::Auto, -1);
+    let _ = send(&sender, &guest, &PageSet::full(PAGES));
+    let _ = sender.finish();
+    let received = receiver.finish();
+    assert!(
+        matches!(received, Err(MigrateError::Frame(FrameError::OutOfPlace { .. }))),
+        "{received:?}"
+    );
+}
