@@ -76,7 +76,7 @@ INIT
 tests_disk() {
     local tree=$lab/tests
     rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
-    cp .cache/guest/vmlinuz .cache/guest/initrd "$tree/guest/"
+    cp .cache/guest/vmlinu[xz] .cache/guest/initrd "$tree/guest/"
     cargo build -q -p dewar-cli
     cp target/debug/dewar "$tree/dewar"
     binary=$(cargo test -q -p dewar-cli --test guests --no-run --message-format=json 2>/dev/null |

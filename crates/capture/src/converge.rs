@@ -27,7 +27,7 @@ pub trait DirtySink<'t> {
     /// Where they go nowhere.
     fn capture(&mut self, lease: DirtyLease<'t>) -> Result<(), Self::Error>;
 
-    /// Gets what the pause will need, which is perhaps twice so many pages.
+    /// Sets room aside for the pause: for about twice so many pages.
     fn make_room(&mut self, dirty_pages: u64);
 }
 

@@ -1,8 +1,8 @@
 //! Spreading: the dirty store takes a part of the pages that stand still, too, so that
 //! two stores are written at once.
 //!
-//! The main store's threads take pieces from the front and the page sender takes them from
-//! the end, until the two meet or as many pages were spread as were allowed. A page that is
+//! The main store's threads take pieces from the fronts of stripes and the page sender takes
+//! them from the end of the last, until nothing is left or as many pages were spread as were allowed. A page that is
 //! written after it was sent is in a later epoch's set: whatever is spread is in the store
 //! before an epoch begins, so that the newer version comes after it ([`crate::page_sender`]).
 //! What waits in the buffer after the pause is spread in the same way; nothing is newer.

@@ -20,8 +20,8 @@ impl RunState {
     /// # Errors
     /// Where its QEMU does not answer.
     pub fn of(qmp: &mut Qmp) -> Result<Self, QmpError> {
-        let report = qmp.execute("query-status", json!({}))?;
-        Ok(Self(report["status"].as_str().unwrap_or_default().to_owned()))
+        let answer = qmp.execute("query-status", json!({}))?;
+        Ok(Self(answer["status"].as_str().unwrap_or_default().to_owned()))
     }
 
     /// The state that a word of QEMU's names.
@@ -84,8 +84,8 @@ pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
 
 /// QEMU's word for how the guest is (`RunState` in its qapi/run-state.json).
 pub(crate) fn status(qmp: &mut Qmp) -> Result<String, QmpError> {
-    let report = qmp.execute("query-status", json!({}))?;
-    Ok(report["status"].as_str().unwrap_or_default().to_owned())
+    let answer = qmp.execute("query-status", json!({}))?;
+    Ok(answer["status"].as_str().unwrap_or_default().to_owned())
 }
 
 impl std::fmt::Display for RunState {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn each_state_is_told_and_only_a_paused_guest_can_be_let_run() {
-        for (word, report, paused) in [
+        for (word, shown, paused) in [
             ("running", "running", false),
             ("postmigrate", "paused", true),
             ("paused", "paused", true),
@@ -115,7 +115,7 @@ mod tests {
             ("io-error", "io-error", false),
         ] {
             let state = RunState::named(word);
-            assert_eq!((state.to_string().as_str(), state.is_paused()), (report, paused), "{word}");
+            assert_eq!((state.to_string().as_str(), state.is_paused()), (shown, paused), "{word}");
             assert_eq!(state.why_not_running().is_some(), !paused && word != "running", "{word}");
         }
     }

@@ -29,9 +29,9 @@ pub fn adopt(host: &Host, name: &str, socket: &Path) -> Result<(GuestRecord, Str
     if let Some(other) = known_guest(host, process)? {
         return Err(failed(format!("it is guest '{other}' already")));
     }
-    let report = |error: std::io::Error| failed(error.to_string());
-    let started = (program(pid).map_err(report)?, command_line(pid).map_err(report)?);
-    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).map_err(report)?;
+    let unreadable = |error: std::io::Error| failed(error.to_string());
+    let started = (program(pid).map_err(unreadable)?, command_line(pid).map_err(unreadable)?);
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).map_err(unreadable)?;
     let record = GuestRecord::new(name, process, started, cwd, socket.clone());
     let mut record = GuestRecord { adopted: true, ..record };
     refuse_lost_paths(&record)?;

@@ -40,8 +40,8 @@ mod tests {
 
     #[test]
     fn nothing_that_a_terminal_obeys_is_left() {
-        let report = "a\u{1b}[31mb\u{9b}c\u{202e}d\nnext\ttab";
-        assert_eq!(printable(report), "a\\u001b[31mb\\u009bc\\u202ed\nnext\ttab");
+        let words = "a\u{1b}[31mb\u{9b}c\u{202e}d\nnext\ttab";
+        assert_eq!(printable(words), "a\\u001b[31mb\\u009bc\\u202ed\nnext\ttab");
         assert_eq!(printable("größer"), "größer");
         assert_eq!(foreign("a\nb\u{1b}"), "a?b?");
         assert_eq!(foreign(&"x".repeat(300)).chars().count(), 201);

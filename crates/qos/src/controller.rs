@@ -108,9 +108,10 @@ pub struct Controller {
     next: Option<NextJob>,
     busy: Busy,
     target: Target,
-    report: Instant,
+    /// When it was last published how the guest fares.
+    published: Instant,
     /// Jobs and misses since then.
-    since_told: (u64, u64),
+    since_published: (u64, u64),
     /// When a rescue ends.
     tend: Option<Instant>,
 }
@@ -193,8 +194,8 @@ impl Controller {
             next: None,
             busy,
             target,
-            report: now,
-            since_told: (0, 0),
+            published: now,
+            since_published: (0, 0),
             tend: None,
         };
         tasks.iter().for_each(|task| controller.expect(*task));
@@ -240,7 +241,7 @@ impl Controller {
             let now = Instant::now();
             self.tend = self.hold.tend(now)?;
             self.look_after(now);
-            if self.report.elapsed() >= TELL {
+            if self.published.elapsed() >= TELL {
                 self.publish();
                 report(&self.entry);
             }
@@ -270,7 +271,7 @@ impl Controller {
     fn wait(&self, stop: BorrowedFd<'_>) -> Option<Ended> {
         let now = Instant::now();
         let until = |at: Instant| at.saturating_duration_since(now);
-        let mut timeout = TELL.saturating_sub(self.report.elapsed());
+        let mut timeout = TELL.saturating_sub(self.published.elapsed());
         let look = self.next.as_ref().and_then(|next| next.look);
         for at in [look, self.tend].into_iter().flatten() {
             timeout = timeout.min(until(at));
@@ -304,8 +305,8 @@ impl Controller {
         let missed = ends.iter().filter(|end| matches!(end, End::Missed(_))).count() as u64;
         seen.jobs += ends.len() as u64;
         seen.missed += missed;
-        self.since_told.0 += ends.len() as u64;
-        self.since_told.1 += missed;
+        self.since_published.0 += ends.len() as u64;
+        self.since_published.1 += missed;
         let period = self.target.promise.period();
         let mut gone = Vec::new();
         for (index, task) in self.hold.tasks().collect::<Vec<_>>().into_iter().enumerate() {

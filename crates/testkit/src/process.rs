@@ -57,12 +57,12 @@ pub fn wait_while_alive(pid: i32) {
 
 /// Starts a thread that goes before all others (`SCHED_FIFO`) where it may.
 pub fn spawn_first<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    let (report, hears) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let _ = report.send(gettid());
+        let _ = sender.send(gettid());
         work()
     });
-    let _ = hears.recv().map(put_before_others);
+    let _ = receiver.recv().map(put_before_others);
     thread
 }
 

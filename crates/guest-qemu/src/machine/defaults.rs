@@ -33,7 +33,7 @@ pub(super) fn keep_defaults(
     before: &[String],
     now: &mut Vec<String>,
 ) -> Result<(), QmpError> {
-    let (before, after) = (Told::by(before), Told::by(now));
+    let (before, after) = (Said::by(before), Said::by(now));
     let mut add = |words: &[&str]| now.extend(words.iter().map(|word| (*word).to_owned()));
     if after.of_display && !before.of_display {
         let kinds = unattached_kinds(qmp)?;
@@ -67,17 +67,17 @@ fn has_nameless_drive(qmp: &mut Qmp) -> Result<bool, QmpError> {
     }))
 }
 
-/// What a command line tells of, so that QEMU makes it not by itself.
+/// What a command line says, so that QEMU makes it not by itself.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct Said {
     of_display: bool,
     of_drives: bool,
     of_networks: bool,
 }
 
-impl Told {
+impl Said {
     fn by(line: &[String]) -> Self {
-        let mut answer = Self::default();
+        let mut said = Self::default();
         let mut first_drives = 0;
         for argument in arguments(line) {
             let value = argument.value.unwrap_or_default();
@@ -86,28 +86,28 @@ impl Told {
                     return Self { of_display: true, of_drives: true, of_networks: true };
                 }
                 "vga" => {
-                    answer.of_display = true;
+                    said.of_display = true;
                     continue;
                 }
                 "device" => property(value, "driver"),
                 "global" => global_kind(value),
                 name => {
-                    answer.of_networks |= NETWORKS.contains(&name);
+                    said.of_networks |= NETWORKS.contains(&name);
                     match place_of(name, value) {
                         Some(Place::First) => first_drives += 1,
-                        Some(Place::MayBeOwn) => answer.of_drives = true,
+                        Some(Place::MayBeOwn) => said.of_drives = true,
                         None => {}
                     }
                     continue;
                 }
             };
             let kind = kind.unwrap_or_default();
-            answer.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
-            answer.of_drives |= DRIVES.contains(&kind.as_str());
+            said.of_display |= DISPLAYS.iter().any(|(display, _)| *display == kind);
+            said.of_drives |= DRIVES.contains(&kind.as_str());
         }
         // The next one is where QEMU would put its own.
-        answer.of_drives |= first_drives > OWN_INDEX;
-        answer
+        said.of_drives |= first_drives > OWN_INDEX;
+        said
     }
 }
 
@@ -154,8 +154,8 @@ mod tests {
     fn what_a_line_tells_of() {
         let of = |words: &str| {
             let line: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-            let answer = Told::by(&line);
-            [answer.of_display, answer.of_drives, answer.of_networks]
+            let said = Said::by(&line);
+            [said.of_display, said.of_drives, said.of_networks]
         };
         assert_eq!(of("-m 1G -device virtio-net-pci -nographic -mon x"), [false, false, false]);
         assert_eq!(of("-nodefaults -m 1G"), [true, true, true]);

@@ -54,13 +54,13 @@ fn serve_guest(folder: &GuestFolder, source: Source, parent: &mut Parent) -> Res
     let dead: Vec<File> = source.dead.iter().filter_map(|path| File::open(path).ok()).collect();
     let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
     // Nothing where the restore that started us is gone.
-    let Some(report) = parent.receive::<Go>() else { return Ok(()) };
+    let Some(go) = parent.receive::<Go>() else { return Ok(()) };
     // From now on it tries again by itself, and has other pages to serve meanwhile.
     image.set_patience(PATIENCE);
     let record = folder.record().map_err(|error| text(&error))?;
     let files = open_ram(&record).map_err(|error| text(&error))?;
     // The restore that told us may be dead, and another one have begun.
-    if !folder.record().is_ok_and(|now| now.process.is_same(&report.process)) {
+    if !folder.record().is_ok_and(|now| now.process.is_same(&go.process)) {
         return Err("another QEMU has the guest's name now".to_owned());
     }
     // Two servers of one QEMU would not know of each other what has arrived.
@@ -71,7 +71,7 @@ fn serve_guest(folder: &GuestFolder, source: Source, parent: &mut Parent) -> Res
     let process = ProcessHandle::open(Pid(record.process.pid)).map_err(|error| text(&error))?;
     let ram = map_ram_files(&record.name, record.process.pid, &record.ram)
         .map_err(|error| text(&error))?;
-    let origin = report.device.map_or(UffdOrigin::Syscall, UffdOrigin::Device);
+    let origin = go.device.map_or(UffdOrigin::Syscall, UffdOrigin::Device);
     let server =
         PageServer::attach(table, dead, &process, &ram, origin).map_err(|error| text(&error))?;
     if record.phase == Phase::Restoring {

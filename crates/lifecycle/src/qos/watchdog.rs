@@ -26,7 +26,7 @@ const APART: Duration = Duration::from_millis(10);
 pub struct Watchdog {
     helper: Helper,
     /// How many threads it was told of, for which process.
-    report: Option<(usize, ProcessId)>,
+    sent: Option<(usize, ProcessId)>,
 }
 
 impl Watchdog {
@@ -39,18 +39,18 @@ impl Watchdog {
         let helper = helper.map_err(|error| {
             Failure::new(Code::Failed, format!("the watchdog process did not start: {error}"))
         })?;
-        Ok(Self { helper, report: None })
+        Ok(Self { helper, sent: None })
     }
 
     /// Tells it how the threads were that we hold, where it does not know: should we be
     /// killed, it needs no other process to give them back.
     pub fn hold(&mut self, entry: &Entry) {
         let now = (entry.saved.len(), entry.process);
-        if self.report == Some(now) {
+        if self.sent == Some(now) {
             return;
         }
         if self.helper.send_as(ENTRY, entry).is_ok() {
-            self.report = Some(now);
+            self.sent = Some(now);
         }
     }
 

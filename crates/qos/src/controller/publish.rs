@@ -13,13 +13,13 @@ const REST_PERIODS: u32 = 4;
 impl Controller {
     /// Once a second: new threads, and the ledger.
     pub(super) fn publish(&mut self) {
-        let elapsed = self.report.elapsed();
-        self.report = Instant::now();
+        let elapsed = self.published.elapsed();
+        self.published = Instant::now();
         self.take_what_came();
         let tasks: Vec<Task> = self.hold.tasks().collect();
         let look = self.subject.look(&mut self.busy, elapsed, &tasks);
         let helpers = self.subject.helpers(&tasks);
-        self.entry.seen.recent = std::mem::take(&mut self.since_told);
+        self.entry.seen.recent = std::mem::take(&mut self.since_published);
         self.entry.seen.reserved = self.hold.share();
         self.entry.seen.used = look.used;
         self.note_demand();

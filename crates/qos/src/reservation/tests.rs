@@ -39,10 +39,10 @@ fn beside(test: impl FnOnce(Task, &Others)) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let spawn = |busy: bool| {
-            let (tell, report) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let stop = &stop;
             scope.spawn(move || {
-                tell.send(own_task()).expect("told");
+                sender.send(own_task()).expect("told");
                 while !stop.load(Ordering::Relaxed) {
                     match busy {
                         true => std::hint::spin_loop(),
@@ -50,7 +50,7 @@ fn beside(test: impl FnOnce(Task, &Others)) {
                     }
                 }
             });
-            report.recv().expect("a thread")
+            receiver.recv().expect("a thread")
         };
         let busy = spawn(true);
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());

@@ -26,14 +26,14 @@ impl Witness {
     pub fn watch() -> Option<Self> {
         let (gaps, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let mut witness = Self { gaps, stop, threads: Vec::new() };
-        let (report, hears) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let ours = sched_getaffinity(None).ok()?;
         for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| ours.is_set(*cpu)) {
-            let (gaps, stop, report) = (witness.gaps.clone(), witness.stop.clone(), report.clone());
+            let (gaps, stop, sender) = (witness.gaps.clone(), witness.stop.clone(), sender.clone());
             witness.threads.push(std::thread::spawn(move || {
                 let first = goes_first(cpu);
-                let _ = report.send(first);
-                drop(report);
+                let _ = sender.send(first);
+                drop(sender);
                 while first && !stop.load(Ordering::Relaxed) {
                     let from = Instant::now();
                     std::thread::sleep(BEAT);
@@ -44,8 +44,8 @@ impl Witness {
                 }
             }));
         }
-        drop(report);
-        hears.iter().all(|first| first).then_some(witness)
+        drop(sender);
+        receiver.iter().all(|first| first).then_some(witness)
     }
 
     /// How long a CPU was away at most between two instants.

@@ -16,7 +16,7 @@ const SAVED_WITHIN: Duration = Duration::from_secs(180);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     Dewar,
-    DewarAuto,
+    DewarZstd,
     DewarLz4,
     StopAndSave,
     MigrateToFile,
@@ -28,7 +28,7 @@ pub enum Method {
 impl Method {
     pub const ALL: [Self; 8] = [
         Self::Dewar,
-        Self::DewarAuto,
+        Self::DewarZstd,
         Self::DewarLz4,
         Self::StopAndSave,
         Self::MigrateToFile,
@@ -40,7 +40,7 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::Dewar => "dewar",
-            Self::DewarAuto => "dewar --codec auto",
+            Self::DewarZstd => "dewar --codec zstd",
             Self::DewarLz4 => "dewar --codec lz4",
             Self::StopAndSave => "qemu stop-and-save",
             Self::MigrateToFile => "qemu migrate-to-file",
@@ -51,7 +51,7 @@ impl Method {
     }
 
     pub fn is_dewars(self) -> bool {
-        matches!(self, Self::Dewar | Self::DewarAuto | Self::DewarLz4)
+        matches!(self, Self::Dewar | Self::DewarZstd | Self::DewarLz4)
     }
 }
 
@@ -59,8 +59,8 @@ impl Method {
 /// compared at that.
 pub fn run(method: Method, lab: &Lab, subject: &mut Subject) -> Result<Figures> {
     match method {
-        Method::Dewar => dewar(lab, subject, "zstd", true),
-        Method::DewarAuto => dewar(lab, subject, "auto", false),
+        Method::Dewar => dewar(lab, subject, "auto", true),
+        Method::DewarZstd => dewar(lab, subject, "zstd", false),
         Method::DewarLz4 => dewar(lab, subject, "lz4", false),
         other => qemu(other, lab, subject),
     }
