@@ -40,6 +40,9 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether it has so many bytes free that none need be saved.
+    fn has_ample_room(&self, bytes: u64) -> bool;
+
     /// An object's bytes; `None` where there is none.
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError>;
 

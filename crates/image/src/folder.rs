@@ -3,7 +3,7 @@
 
 use crate::backend::{Backend, Lock, LockAttempt, LockKind, Object};
 use crate::{ImageError, direct, files};
-use rustix::fs::{Advice, FlockOperation, fadvise, flock};
+use rustix::fs::{Advice, FlockOperation, fadvise, flock, statvfs};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -58,6 +58,10 @@ impl Backend for Folder {
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
         let path = self.path(name);
         unless_missing(fs::read(&path)).map_err(ImageError::io("read", &path))
+    }
+
+    fn has_ample_room(&self, bytes: u64) -> bool {
+        statvfs(&self.root).is_ok_and(|it| it.f_bavail.saturating_mul(it.f_frsize) >= bytes)
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {

@@ -70,7 +70,8 @@ impl<'s> ImageWriter<'s> {
         let entries = (0..options.pages as usize)
             .map(|page| AtomicU64::new(known.get(page).unwrap_or(&Entry::UNSET).0))
             .collect();
-        let feed = Arc::new(Feed::new(options.compression, ON_THEIR_WAY * SEGMENT_BYTES));
+        let compression = options.compression_in(store);
+        let feed = Arc::new(Feed::new(compression, ON_THEIR_WAY * SEGMENT_BYTES));
         Ok(Self {
             store,
             id,

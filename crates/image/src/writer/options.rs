@@ -1,7 +1,9 @@
 //! How an image is written.
 
+use crate::Store;
 use crate::dedup::Dedup;
-use dewar_codec::Compression;
+use dewar_codec::{Codec, Compression};
+use dewar_units::PAGE_BYTES;
 
 /// What an image is made of.
 #[derive(Debug, Clone, Copy)]
@@ -14,4 +16,16 @@ pub struct ImageOptions {
     pub level: i32,
     /// Where the content of pages is looked for before they are stored.
     pub dedup: Dedup,
+}
+
+impl ImageOptions {
+    /// How pages are compressed in this store: as much as can be where it has no room for all of them as
+    /// they are, whatever time that takes.
+    pub(crate) fn compression_in(&self, store: &Store) -> Compression {
+        let is_tight = !store.backend().has_ample_room(self.pages * PAGE_BYTES as u64);
+        match self.compression {
+            Compression::Auto if is_tight => Compression::Only(Codec::Zstd),
+            wanted => wanted,
+        }
+    }
 }

@@ -1,8 +1,10 @@
 //! A store without one free byte is made less full by what is there for that.
 
-use crate::common::write_image;
-use dewar_image::{Deleted, Location, Store, collect, verify};
+use crate::common::{commit, content, options, write_image};
+use dewar_codec::{Codec, Compression};
+use dewar_image::{Deleted, ImageOptions, Location, Store, collect, verify};
 use dewar_testkit::{RedisServer, SmallDisk};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs;
 use std::path::Path;
 
@@ -33,6 +35,34 @@ fn a_full_folder_is_emptied_by_delete_and_gc() {
     assert_eq!(store.delete(&images[1]).expect("delete"), Deleted::Whole);
     assert_eq!(files(&folder.join("segments")), 0);
     assert_eq!(files(&folder.join("writers")), 0);
+}
+
+#[test]
+fn where_room_is_short_pages_take_as_little_as_they_can() {
+    let stored = |url: &str, compression: Compression| {
+        let store = open(url);
+        let writer = store.begin(ImageOptions { compression, ..options() }, None).expect("begin");
+        writer.put_holes(PageRange::new(0, options().pages));
+        let mut sink = writer.sink().expect("sink");
+        for page in 100..options().pages {
+            sink.put(PageNumber(page), &content(page, 0)).expect("put");
+        }
+        sink.finish().expect("finish");
+        let bytes = writer.stored_bytes();
+        commit(writer, None);
+        bytes
+    };
+    let place = tempfile::tempdir().expect("tempdir");
+    let roomy = place.path().join("roomy").display().to_string();
+    let least = stored(&roomy, Compression::Only(Codec::Zstd));
+    let all = options().pages * PAGE_BYTES as u64;
+    assert!(least < all / 2, "{least} of {all} bytes");
+    let size = (all - 1).to_string();
+    let disk = SmallDisk::mount(&place.path().join("small"), &size).expect("mount");
+    let small = disk.path().join("store").display().to_string();
+    assert_eq!(stored(&small, Compression::Auto), least, "in a small folder");
+    let server = RedisServer::start(&[]).expect("redis");
+    assert_eq!(stored(&server.url(), Compression::Auto), least, "in a server's memory");
 }
 
 #[test]
