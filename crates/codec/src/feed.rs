@@ -118,16 +118,8 @@ impl MeasuredEncoder {
         Ok(codec)
     }
 
-    /// Encodes a frame by this codec, unmeasured, as [`FrameEncoder::encode_as`].
-    ///
-    /// # Errors
-    /// Where the codec's library fails.
-    pub fn encode_as(
-        &mut self,
-        codec: Codec,
-        pages: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<Codec, CodecError> {
-        self.encoder.encode_as(codec, pages, out)
+    /// The encoder itself, for frames that are not measured.
+    pub fn unmeasured(&mut self) -> &mut FrameEncoder {
+        &mut self.encoder
     }
 }

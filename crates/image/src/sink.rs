@@ -199,7 +199,7 @@ impl<'w, 's> PageSink<'w, 's> {
     /// Compresses pages and appends them as a frame; returns the address of the first.
     fn encode(&mut self, codec: Codec, bytes: &[u8]) -> Result<PageAddress, ImageError> {
         let mut payload = std::mem::take(&mut self.payload);
-        let codec = self.encoder.encode_as(codec, bytes, &mut payload)?;
+        let codec = self.encoder.unmeasured().encode_as(codec, bytes, &mut payload)?;
         let at = self.append(codec, bytes.len() / PAGE_BYTES, &payload);
         self.payload = payload;
         at
