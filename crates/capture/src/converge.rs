@@ -15,6 +15,17 @@ const MOST_EPOCHS: usize = 40;
 /// Epochs without a smaller dirty set after which waiting helps no more.
 const STUBBORN_EPOCHS: usize = 4;
 
+/// What came of waiting for a pause that is short enough.
+#[derive(Debug, Clone, Copy)]
+pub struct Convergence {
+    /// Whether what is left fits the pause.
+    pub fits: bool,
+    /// How long the pause will be.
+    pub pause: Duration,
+    /// So many pages were written in the last epoch.
+    pub dirty_pages: u64,
+}
+
 /// Where the pages of dirty sets go.
 pub trait DirtySink<'t> {
     /// What can go wrong.
@@ -33,7 +44,7 @@ pub trait DirtySink<'t> {
 
 /// Runs epochs: take the dirty set, drain I/O, capture; each is shorter than the
 /// last, as there is less to capture. Ends when the next dirty set would fit into
-/// `max_pause`, or when it does not get smaller.
+/// `max_pause`, or when it does not get smaller; says which.
 ///
 /// # Errors
 /// Where the guest, its tracker or the sink fails.
@@ -44,7 +55,8 @@ pub fn converge<'t, S: DirtySink<'t>>(
     tracker: &'t WriteTracker,
     max_pause: Duration,
     reached: &dyn Fn(CaptureStep),
-) -> Result<(), S::Error> {
+) -> Result<Convergence, S::Error> {
+    let mut last = Convergence { fits: false, pause: Duration::MAX, dirty_pages: 0 };
     let mut smallest = u64::MAX;
     let mut stubborn = 0;
     let mut flushed = false;
@@ -70,6 +82,7 @@ pub fn converge<'t, S: DirtySink<'t>>(
         let per_page = copy.as_secs_f64() / count.max(1000) as f64;
         let pause = FIXED_PAUSE + scan + Duration::from_secs_f64(per_page * next);
         let fits = pause <= max_pause;
+        last = Convergence { fits, pause, dirty_pages: count };
         stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };
         smallest = smallest.min(count);
         // While the disks were flushed the set grew; it shrinks again.
@@ -88,5 +101,5 @@ pub fn converge<'t, S: DirtySink<'t>>(
             }
         }
     }
-    Ok(())
+    Ok(last)
 }

@@ -15,7 +15,7 @@ mod standing_pages;
 mod step;
 mod workers;
 
-pub use converge::{DirtySink, converge};
+pub use converge::{Convergence, DirtySink, converge};
 pub use epochs::{Epoch, Epochs};
 pub use pause::{Pause, stop};
 pub use pieces::Pieces;

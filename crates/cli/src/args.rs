@@ -1,6 +1,7 @@
 //! The command line.
 
 mod checkpoint;
+mod migrate;
 mod qos;
 mod store;
 
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
+pub use migrate::MigrateArgs;
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
 pub use store::StoreArgs;
 
@@ -83,6 +85,17 @@ pub enum Verb {
     ///
     /// A guest whose memory was changed while it was frozen is refused.
     Thaw(ThawArgs),
+    /// Move a running guest to another host.
+    ///
+    /// Its memory is sent while it runs; it stands still for the last pages and its devices, and goes on
+    /// there. Its disks must be reached by both hosts by the same paths. Whatever fails, it runs on one
+    /// of the two hosts, never on both.
+    Migrate(MigrateArgs),
+    /// Take a guest from another host: 'migrate' there starts this here.
+    ///
+    /// It speaks with 'dewar migrate' over its standard input and output, and listens nowhere.
+    #[command(after_help = "Example:\n  ssh host2 dewar receive")]
+    Receive,
     /// Give a guest the CPU that its deadlines need.
     ///
     /// The guest tells after each job whether it met its deadline (see dewar-beat); from that and

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     dewar_kernel::heed_children();
-    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_)) {
+    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_) | Verb::Migrate(_)) {
         // Where it is refused all is as it always was.
         let _ = dewar_kernel::run_on();
     }
@@ -59,6 +59,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
         Verb::Freeze(args) => verbs::freeze::run(&context, args),
         Verb::Thaw(args) => verbs::thaw::run(&context, args),
+        Verb::Migrate(args) => verbs::migrate::run(&context, args),
+        Verb::Receive => verbs::migrate::receive(&context),
         Verb::Qos(args) => verbs::qos::run(&context, args),
         Verb::Ls(args) => verbs::ls::run(&context, args),
         Verb::Restore(args) => verbs::restore::run(&context, args),

@@ -10,6 +10,7 @@ pub mod gc;
 pub mod inspect;
 pub mod ls;
 pub mod manual;
+pub mod migrate;
 pub mod ps;
 pub mod qos;
 pub mod report;

@@ -21,7 +21,7 @@ use crate::launch::kill;
 use crate::machine::forwards::add as add_forwards;
 use crate::qmp::{Qmp, QmpError};
 use crate::run_state::RunState;
-use crate::state::{self, StateError};
+use crate::state::{self, Activation, StateError};
 use crate::uffd_access::{close_userfaultfd_device, uffd_origin};
 use dewar_guest::GuestError;
 use dewar_kernel::Pid;
@@ -161,7 +161,16 @@ impl Incoming {
     /// # Errors
     /// Where QEMU refuses the state.
     pub fn load(&mut self, state: Vec<u8>) -> Result<(), StateError> {
-        state::load(&mut self.qmp, state)
+        state::load(&mut self.qmp, state, Activation::Now)
+    }
+
+    /// The same for a guest that is another host's still: its disks are left to that host until it is
+    /// let run here.
+    ///
+    /// # Errors
+    /// Where QEMU refuses the state.
+    pub fn load_to_be_given(&mut self, state: Vec<u8>) -> Result<(), StateError> {
+        state::load(&mut self.qmp, state, Activation::WhenItRuns)
     }
 
     /// Notes that the guest is loaded and may run from now on. The ports that a frozen guest forwarded
@@ -212,8 +221,11 @@ impl Incoming {
         Ok(true)
     }
 
-    /// Notes that it has not run, and will not.
+    /// Notes that it has not run, and will not; one that was given to this host may yet.
     fn take_back(&mut self) -> Result<(), RegistryError> {
+        if self.if_refused == Phase::Arriving {
+            return Ok(());
+        }
         self.record.phase = self.if_refused;
         match self.if_refused {
             Phase::Frozen => drop(kill(&self.record.process)),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 const CHANNEL: &str = "dewar-state";
 const BITMAPS: &str = "dirty-bitmaps";
+const LATE_ACTIVATION: &str = "late-block-activate";
 const POLL: Duration = Duration::from_micros(300);
 /// More bytes a second than any host has: what is to move in the pause is not to wait.
 const UNLIMITED: u64 = 1 << 40;
@@ -140,9 +141,25 @@ impl StateChannel {
     }
 }
 
+/// When a QEMU takes the disks of the guest that it loads, and their locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// When it is loaded.
+    Now,
+    /// When it is let run.
+    WhenItRuns,
+}
+
 /// Loads device state into a QEMU that waits for it.
-pub(crate) fn load(qmp: &mut Qmp, state: Vec<u8>) -> Result<(), StateError> {
-    let changes = capabilities_to_change(qmp, false)?;
+pub(crate) fn load(
+    qmp: &mut Qmp,
+    state: Vec<u8>,
+    activation: Activation,
+) -> Result<(), StateError> {
+    let mut changes = capabilities_to_change(qmp, false)?;
+    if activation == Activation::WhenItRuns {
+        changes.push((LATE_ACTIVATION.to_owned(), false));
+    }
     set_capabilities(qmp, changes.iter().map(|(name, now)| (name.clone(), !now)))?;
     let (mut ours, theirs) = UnixStream::pair()?;
     qmp.execute_with_fd("getfd", json!({"fdname": CHANNEL}), theirs.as_fd())?;

@@ -6,8 +6,9 @@ use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::start_from_state::ReviveError;
-use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError};
+use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError, StateError};
 use dewar_image::ImageError;
+use dewar_migrate::MigrateError;
 use dewar_qos::QosError;
 use dewar_registry::RegistryError;
 use serde_json::Value;
@@ -217,6 +218,21 @@ impl From<IncomingError> for Failure {
             IncomingError::Registry(error) => error.into(),
             error => Self::new(Code::Failed, error.to_string()),
         }
+    }
+}
+
+impl From<MigrateError> for Failure {
+    fn from(error: MigrateError) -> Self {
+        match error {
+            MigrateError::Guest(error) => error.into(),
+            error => Self::new(Code::Failed, error.to_string()),
+        }
+    }
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Self {
+        Self::new(Code::Failed, error.to_string())
     }
 }
 

@@ -1,6 +1,7 @@
 //! A guest that this command works on: it has the guest's lock.
 
 use crate::failure::{Code, Failure};
+use crate::migration::{self, is_elsewhere};
 use crate::page_server::{ServerState, server_alive};
 use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;
@@ -43,6 +44,13 @@ impl LockedGuest {
     /// # Errors
     /// Where a process does not end, or something cannot be finished.
     pub fn end(&mut self) -> Result<(), Failure> {
+        if is_elsewhere(&self.record) {
+            // One that a killed command was about to move is this host's.
+            self.record = migration::recover(&self.folder, self.record.clone())?;
+        }
+        if is_elsewhere(&self.record) {
+            return Err(moves(&self.record));
+        }
         for process in handover::processes(&self.folder) {
             kill(&process);
         }
@@ -75,6 +83,9 @@ impl LockedGuest {
     /// # Errors
     /// Where the guest is frozen or has ended.
     pub fn require_alive(&self) -> Result<(), Failure> {
+        if is_elsewhere(&self.record) {
+            return Err(moves(&self.record));
+        }
         if self.record.process.is_alive() {
             return Ok(());
         }
@@ -121,6 +132,21 @@ impl LockedGuest {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// That a guest moves from one host to another, and only that may touch it.
+pub fn moves(record: &GuestRecord) -> Failure {
+    let name = &record.name;
+    let failure = match record.phase {
+        Phase::Arriving => {
+            Failure::new(Code::Failed, format!("'{name}' is another host's, and on its way here"))
+                .advice(format!("'dewar migrate {name} --abort' refuses it"))
+        }
+        _ => Failure::new(Code::Failed, format!("'{name}' was given to another host")).advice(format!(
+            "'dewar migrate {name} --resume' asks what became of it"
+        )),
+    };
+    failure.state("it stays as it is")
 }
 
 /// What is lost with a frozen guest that is given up.
@@ -172,6 +198,9 @@ pub fn clear_predecessor(
         }
         Ok(record) => {
             let record = recover(folder, record)?;
+            if is_elsewhere(&record) {
+                return Err(moves(&record));
+            }
             if record.process.is_alive() {
                 return Err(RegistryError::Exists(folder.name().to_owned()).into());
             }

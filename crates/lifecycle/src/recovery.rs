@@ -12,6 +12,7 @@ mod unthawed;
 pub use unthawed::recover_unthawed;
 
 use crate::failure::Failure;
+use crate::migration;
 use dewar_registry::{GuestFolder, GuestRecord};
 
 /// Finishes what one feature left; returns the guest's record as it is then.
@@ -25,6 +26,11 @@ const STEPS: [RecoveryStep; 3] = [journal::recover, replaced::recover, recover_u
 /// # Errors
 /// Where a step fails; the next command tries again.
 pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    // First of all: of a guest that another host may have nothing is touched here.
+    let record = migration::recover(folder, record)?;
+    if migration::is_elsewhere(&record) {
+        return Ok(record);
+    }
     STEPS.iter().try_fold(record, |record, step| step(folder, record))
 }
 

@@ -43,7 +43,7 @@ pub struct ThawOptions {
 
 /// Where a guest is that can be thawed.
 pub fn is_frozen(record: &GuestRecord) -> Option<&Frozen> {
-    record.frozen.as_ref().filter(|_| record.phase != Phase::Running)
+    record.frozen.as_ref().filter(|_| matches!(record.phase, Phase::Frozen | Phase::Restoring))
 }
 
 /// The guest remembers its disks as they were: its file cache, a journal half written.

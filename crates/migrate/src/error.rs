@@ -1,15 +1,19 @@
 use dewar_codec::CodecError;
+use dewar_guest::GuestError;
 use dewar_memory::KernelError;
+use dewar_wire::control::CONTROL;
 use dewar_wire::frame::FrameError;
+use dewar_wire::hello::HelloError;
 use dewar_wire::pages::PagesError;
 use std::io;
+use std::time::Duration;
 
 /// Why memory did not get to the other host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
     /// A connection failed.
-    #[error("{operation} connection {shard}: {cause}")]
+    #[error("{operation} {}: {cause}", connection(*shard))]
     Link {
         /// What was being done.
         operation: &'static str,
@@ -20,7 +24,7 @@ pub enum MigrateError {
         cause: io::Error,
     },
     /// A connection ended before everything had arrived.
-    #[error("connection {0} ended in the middle of the migration")]
+    #[error("{} ended in the middle of the migration", connection(*.0))]
     Ended(u16),
     /// What arrived is not what was due.
     #[error(transparent)]
@@ -28,8 +32,8 @@ pub enum MigrateError {
     /// What arrived is no pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// A frame of a kind that has no place here.
-    #[error("a frame that carries no pages arrived on connection {0}")]
+    /// A frame that has no place here.
+    #[error("a frame that is not due arrived on {}", connection(*.0))]
     Unexpected(u16),
     /// Epochs ended in another order than they began.
     #[error("epoch {found} ended on connection {shard}, where epoch {wanted} was under way")]
@@ -47,4 +51,30 @@ pub enum MigrateError {
     /// Memory cannot be read or written.
     #[error("memory: {0}")]
     Memory(#[from] KernelError),
+    /// The guest.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// The two sides do not speak the same protocol.
+    #[error(transparent)]
+    Hello(#[from] HelloError),
+    /// A message of the control connection is none.
+    #[error("a message of the control connection: {0}")]
+    Message(#[source] serde_json::Error),
+    /// The other side ended before it said a word.
+    #[error("the other host did not answer")]
+    NoAnswer,
+    /// The other side does not say that it is at work.
+    #[error("the other host has said nothing for {} seconds", .0.as_secs())]
+    Silent(Duration),
+    /// The other side cannot go on.
+    #[error("the other host: {0}")]
+    Failed(String),
+}
+
+/// A connection by its name.
+fn connection(shard: u16) -> String {
+    match shard {
+        CONTROL => "the control connection".to_owned(),
+        shard => format!("connection {shard}"),
+    }
 }

@@ -1,7 +1,9 @@
 //! Frames on a connection: one direction of it.
 
 use crate::MigrateError;
+use dewar_wire::control::CONTROL;
 use dewar_wire::frame::{HEADER_BYTES, Header, Kind, Place, Side};
+use dewar_wire::hello::Hello;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 /// The sending end.
@@ -62,9 +64,29 @@ impl<R: Read> FrameReader<R> {
         Self { from, place: Place::first(session, shard, sender), payload: Vec::new() }
     }
 
+    /// One for a connection of which it is not known which it is, and its greeting, which tells.
+    ///
+    /// # Errors
+    /// Where it does not begin with a greeting.
+    pub fn greeted(mut from: R, sender: Side) -> Result<(Self, Hello), MigrateError> {
+        let mut header = [0; HEADER_BYTES];
+        from.read_exact(&mut header).map_err(|cause| link(cause, CONTROL))?;
+        let header = Header::parse_first(&header, sender)?;
+        let mut payload = vec![0; header.length as usize];
+        from.read_exact(&mut payload).map_err(|cause| link(cause, header.place.shard))?;
+        header.check(&payload)?;
+        let hello = Hello::parse(&payload)?;
+        Ok((Self { from, place: header.place.next(), payload }, hello))
+    }
+
     /// Which connection it is.
     pub fn shard(&self) -> u16 {
         self.place.shard
+    }
+
+    /// Which migration it is of.
+    pub fn session(&self) -> u64 {
+        self.place.session
     }
 
     /// The next frame; `None` where the connection has ended between two.
@@ -73,10 +95,7 @@ impl<R: Read> FrameReader<R> {
     /// Where the connection fails or ends in a frame, or what arrives is not the frame that is due.
     pub fn receive(&mut self) -> Result<Option<(Kind, &[u8])>, MigrateError> {
         let shard = self.place.shard;
-        let link = |cause: io::Error| match cause.kind() {
-            ErrorKind::UnexpectedEof => MigrateError::Ended(shard),
-            _ => MigrateError::Link { operation: "receiving on", shard, cause },
-        };
+        let link = |cause: io::Error| link(cause, shard);
         let mut header = [0; HEADER_BYTES];
         let first = loop {
             match self.from.read(&mut header) {
@@ -94,5 +113,13 @@ impl<R: Read> FrameReader<R> {
         header.check(&self.payload)?;
         self.place = self.place.next();
         Ok(Some((header.kind, &self.payload)))
+    }
+}
+
+/// The error of a connection that is read.
+fn link(cause: io::Error, shard: u16) -> MigrateError {
+    match cause.kind() {
+        ErrorKind::UnexpectedEof => MigrateError::Ended(shard),
+        _ => MigrateError::Link { operation: "receiving on", shard, cause },
     }
 }

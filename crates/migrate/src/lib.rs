@@ -2,18 +2,25 @@
 //!
 //! The source reads pages through Dewar's own mapping of the guest's RAM, compresses them as much as there
 //! is time for while the link sends, and sends them over several connections ([`PageSender`]). The
-//! destination writes them into RAM files of its own ([`PageReceiver`], [`NewMemory`]). What is on a
-//! connection is [`dewar_wire`]'s; which connection it is (TLS, a tunnel, a socket of a test) is the caller's.
+//! destination writes them into RAM files of its own ([`PageReceiver`], [`NewMemory`]). [`Precopy`] is the
+//! source's order of things, [`Control`] what the two sides say to each other. What is on a connection is
+//! [`dewar_wire`]'s; where it comes from ([a tunnel](TunnelWriter), a socket of a test) is the caller's.
 #![forbid(unsafe_code)]
 
+mod control;
 mod error;
 mod frames;
 mod new_memory;
 mod receive;
 mod send;
+mod source;
+mod tunnel;
 
+pub use control::{Control, Heard};
 pub use error::MigrateError;
 pub use frames::{FrameReader, FrameWriter};
 pub use new_memory::NewMemory;
 pub use receive::{PageReceiver, Received};
 pub use send::{PageSender, PageSink};
+pub use source::Precopy;
+pub use tunnel::{TunnelReader, TunnelWriter, take_apart};

@@ -42,6 +42,8 @@ struct State {
     epochs: Vec<u32>,
     /// Connections that have ended.
     ended: usize,
+    /// Why the first of them failed, if one did.
+    failure: Option<String>,
 }
 
 impl PageReceiver {
@@ -52,14 +54,17 @@ impl PageReceiver {
         session: u64,
         memory: &Arc<NewMemory>,
     ) -> Self {
-        let state = State { epochs: vec![0; links.len()], ended: 0 };
+        let state = State { epochs: vec![0; links.len()], ..State::default() };
         let progress = Arc::new(Progress { state: Mutex::new(state), changed: Condvar::new() });
         let threads = (0..).zip(links).map(|(shard, link)| {
             let (memory, progress) = (Arc::clone(memory), Arc::clone(&progress));
             let reader = FrameReader::new(link, session, shard, Side::Source);
             std::thread::spawn(move || {
                 let _ended = Ended(&progress);
-                Shard::new(reader, &memory, &progress)?.receive()
+                let received = Shard::new(reader, &memory, &progress).and_then(Shard::receive);
+                received.inspect_err(|error| {
+                    progress.lock().failure.get_or_insert(error.to_string());
+                })
             })
         });
         Self { threads: threads.collect(), progress }
@@ -73,6 +78,11 @@ impl PageReceiver {
         let wait = |state: &mut State| !has_arrived(state) && state.ended == 0;
         let state = self.progress.changed.wait_while(state, wait);
         has_arrived(&state.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Why a connection failed, if one did.
+    pub fn failure(&self) -> Option<String> {
+        self.progress.lock().failure.clone()
     }
 
     /// Waits until all connections have ended.

@@ -13,9 +13,10 @@ use crate::MigrateError;
 use crate::frames::FrameWriter;
 use dewar_codec::{Codec, Compression, Feed, MeasuredEncoder, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use dewar_wire::frame::{Kind, Side};
+use dewar_wire::frame::{HEADER_BYTES, Kind, Side};
 use dewar_wire::pages::{MOST_PAGES, entry_bytes, put_pages, put_zeros};
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -41,6 +42,7 @@ pub struct PageSender {
     queues: Vec<SyncSender<Message>>,
     threads: Vec<Mutex<Option<SenderThread>>>,
     feed: Arc<Feed>,
+    bytes: Arc<AtomicU64>,
     level: i32,
 }
 
@@ -55,16 +57,22 @@ impl PageSender {
     ) -> Self {
         let room = links.len() * (WAITING + 1) * BATCH_BYTES;
         let feed = Arc::new(Feed::new(compression, room));
+        let bytes = Arc::new(AtomicU64::new(0));
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
         for (shard, link) in (0..).zip(links) {
             let (queue, messages) = sync_channel(WAITING);
             let writer = FrameWriter::new(link, session, shard, Side::Source);
-            let feed = Arc::clone(&feed);
-            let thread = std::thread::spawn(move || send_all(writer, &messages, &feed));
+            let (feed, bytes) = (Arc::clone(&feed), Arc::clone(&bytes));
+            let thread = std::thread::spawn(move || send_all(writer, &messages, &feed, &bytes));
             threads.push(Mutex::new(Some(thread)));
             queues.push(queue);
         }
-        Self { queues, threads, feed, level }
+        Self { queues, threads, feed, bytes, level }
+    }
+
+    /// How many bytes were sent.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// One thread's way in.
@@ -112,11 +120,13 @@ fn send_all<W: Write>(
     mut writer: FrameWriter<W>,
     messages: &Receiver<Message>,
     feed: &Feed,
+    bytes: &AtomicU64,
 ) -> Result<(), MigrateError> {
     for message in messages {
         match message {
             Message::Pages(payload) => {
                 writer.send(Kind::Pages, &payload)?;
+                bytes.fetch_add((HEADER_BYTES + payload.len()) as u64, Ordering::Relaxed);
                 feed.taken(payload.len());
             }
             Message::EndOfEpoch(epoch) => writer.send(Kind::Barrier, &epoch.to_le_bytes())?,

@@ -2,12 +2,13 @@
 
 use crate::error::{RegistryError, io_error};
 use crate::frozen::{STATE_FILE, SUMS_FILE, THAWING_FILE};
+use crate::json_file;
 use crate::record::{GuestRecord, RamFile};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -112,7 +113,11 @@ impl GuestFolder {
     pub fn lock(&self) -> Result<GuestLock, RegistryError> {
         self.make()?;
         let path = self.file("lock");
-        let file = private(OpenOptions::new().write(true).create(true).truncate(false))
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
             .open(&path)
             .map_err(io_error("open", &path))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -150,14 +155,7 @@ impl GuestFolder {
     /// # Errors
     /// Where it cannot be read.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RegistryError> {
-        let path = self.file(name);
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map(Some)
-                .map_err(|error| io_error("read", &path)(io::Error::other(error))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(io_error("read", &path)(error)),
-        }
+        json_file::read(&self.path, name)
     }
 
     /// Writes a JSON file of the folder in one step, and to disk.
@@ -165,9 +163,7 @@ impl GuestFolder {
     /// # Errors
     /// Where it cannot be written.
     pub fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
-        let file = self.replace(name, value, File::sync_all);
-        file.and_then(|()| File::open(&self.path)?.sync_all())
-            .map_err(io_error("write", &self.file(name)))
+        json_file::write(&self.path, name, value)
     }
 
     /// The same for what is worth nothing when the host has restarted: it does not wait
@@ -176,24 +172,7 @@ impl GuestFolder {
     /// # Errors
     /// Where it cannot be written.
     pub fn write_for_now<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RegistryError> {
-        self.replace(name, value, |_| Ok(())).map_err(io_error("write", &self.file(name)))
-    }
-
-    fn replace<T: Serialize>(
-        &self,
-        name: &str,
-        value: &T,
-        sync: impl FnOnce(&File) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let part = self.file(&format!("{name}.part"));
-        let mut text = serde_json::to_vec(value)?;
-        text.push(b'\n');
-        let mut file =
-            private(OpenOptions::new().write(true).create(true).truncate(true)).open(&part)?;
-        // At once: written straight to a file each word of it would be a call.
-        file.write_all(&text)?;
-        sync(&file)?;
-        fs::rename(&part, self.file(name))
+        json_file::write_for_now(&self.path, name, value)
     }
 
     /// Removes a file of the folder, if it is there, for good.
@@ -201,14 +180,7 @@ impl GuestFolder {
     /// # Errors
     /// Where it cannot be removed.
     pub fn remove(&self, name: &str) -> Result<(), RegistryError> {
-        let path = self.file(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(io_error("remove", &path)(error)),
-            Ok(()) => File::open(&self.path)
-                .and_then(|folder| folder.sync_all())
-                .map_err(io_error("sync", &self.path)),
-        }
+        json_file::remove(&self.path, name)
     }
 
     /// Removes the RAM files of a guest whose process has ended. Their memory is
@@ -249,8 +221,4 @@ impl GuestFolder {
     pub fn remove_all(&self) -> Result<(), RegistryError> {
         fs::remove_dir_all(&self.path).map_err(io_error("remove", &self.path))
     }
-}
-
-fn private(options: &mut OpenOptions) -> &mut OpenOptions {
-    options.mode(0o600)
 }

@@ -43,6 +43,8 @@ pub enum Kept {
         /// The image.
         image: String,
     },
+    /// At the host that it comes from, until that gives it away.
+    AtSource,
 }
 
 /// A port of the host that leads to one of the guest.

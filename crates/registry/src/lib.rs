@@ -8,6 +8,7 @@
 //!                 /console.log   what QEMU prints
 //!                 /thawing       there while a frozen guest gets its next QEMU
 //!                 /disk-N.qcow2  overlays of a restored guest
+//! ROOT/migrations/SESSION.json   which host has a guest that moves
 //! ROOT/store/                    the default store
 //! ```
 #![forbid(unsafe_code)]
@@ -16,6 +17,8 @@ mod disks;
 mod error;
 mod folder;
 mod frozen;
+mod json_file;
+mod migrations;
 mod process;
 mod record;
 mod registry;
@@ -25,6 +28,7 @@ pub use folder::{GuestFolder, GuestLock};
 pub use frozen::{
     Forward, Frozen, Kept, KeptDisk, NetworkBackend, STATE_FILE, SUMS_FILE, THAWING_FILE,
 };
+pub use migrations::Migrations;
 pub use process::ProcessId;
 pub use record::{Descriptors, GuestRecord, Origin, Phase, RamFile};
 pub use registry::{RAM_PREFIX, Registry};

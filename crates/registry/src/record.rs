@@ -21,6 +21,11 @@ pub enum Phase {
     Running,
     /// It has no process: its memory lies where it was, its state beside it.
     Frozen,
+    /// It is about to be stopped, or stands still, to go on at another host. Whose it is the
+    /// migration's record says ([`crate::Migrations`]).
+    Leaving,
+    /// It comes from another host, whose it still is.
+    Arriving,
 }
 
 /// Where a restored guest came from.
@@ -96,6 +101,9 @@ pub struct GuestRecord {
     /// The page server of a guest that was restored lazily; `server.json` tells
     /// how far it is.
     pub server: Option<ProcessId>,
+    /// The migration that brings it here, or takes it away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<u64>,
     /// What the last hand-over could not bring along, a sentence each: the process that finished it
     /// may have had nobody to tell.
     #[serde(default)]
@@ -127,6 +135,7 @@ impl GuestRecord {
             origin: None,
             frozen: None,
             server: None,
+            migration: None,
             not_handed_over: Vec::new(),
         }
     }

@@ -1,6 +1,7 @@
 use crate::console::Console;
 use crate::guest::GuestSpec;
 use crate::heartbeat::Heartbeat;
+use crate::other_host::{self, OtherHost};
 use crate::process::{is_alive, kill, wait_until, wait_while_alive};
 use crate::warm;
 use anyhow::{Context, Result, ensure};
@@ -10,14 +11,17 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A `--root` of its own, and everything in it is ended and removed with it.
 #[derive(Debug)]
 pub struct Lab {
     dewar: PathBuf,
-    folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
     warm: bool,
+    /// Where this is a second host.
+    other: Option<OtherHost>,
 }
 
 /// What a `dewar` command did.
@@ -100,7 +104,30 @@ impl Lab {
     pub fn new(dewar: impl Into<PathBuf>) -> Result<Self> {
         // A short path: unix sockets have room for 107 bytes.
         let folder = tempfile::Builder::new().prefix("dw").tempdir_in("/tmp")?;
-        Ok(Self { dewar: dewar.into(), folder, warm: false })
+        Ok(Self { dewar: dewar.into(), folder: Arc::new(folder), warm: false, other: None })
+    }
+
+    /// A second host on this machine: it has the disks of these guests under the same paths, and a root
+    /// and sockets of its own.
+    ///
+    /// # Errors
+    /// Where no namespace can be made.
+    pub fn other_host(&self, guests: &[&str]) -> Result<Self> {
+        let other = Some(OtherHost::new(self.path(), guests)?);
+        Ok(Self { dewar: self.dewar.clone(), folder: Arc::clone(&self.folder), warm: false, other })
+    }
+
+    /// The words that reach this host from the other, for '--via'; behind them a command may stand.
+    pub fn via(&self) -> String {
+        match &self.other {
+            Some(other) => other.via(),
+            None => other_host::via(std::process::id()),
+        }
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Path {
+        &self.dewar
     }
 
     /// The same lab, whose guests do not boot where the state of one that did fits them.
@@ -117,7 +144,7 @@ impl Lab {
 
     /// The `--root` of its commands.
     pub fn root(&self) -> PathBuf {
-        self.path().join("root")
+        self.path().join(if self.other.is_some() { "root-b" } else { "root" })
     }
 
     /// The folder of the default store.
@@ -127,7 +154,10 @@ impl Lab {
 
     /// A `dewar` command, ready to be run.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.dewar);
+        let mut command = match &self.other {
+            Some(other) => other.command(&self.dewar),
+            None => Command::new(&self.dewar),
+        };
         command.arg("--json").arg("--root").arg(self.root()).args(arguments);
         command.current_dir(self.path());
         command
@@ -207,7 +237,10 @@ impl Lab {
     /// # Errors
     /// Where it cannot be made.
     pub fn guest_folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.path().join(name);
+        let folder = match &self.other {
+            Some(_) => OtherHost::folder(self.path(), name),
+            None => self.path().join(name),
+        };
         std::fs::create_dir_all(&folder)?;
         Ok(folder)
     }

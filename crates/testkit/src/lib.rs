@@ -11,6 +11,7 @@ mod heartbeat;
 mod lab;
 mod load;
 mod network;
+mod other_host;
 mod process;
 mod redis;
 mod silence;

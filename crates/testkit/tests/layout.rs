@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
     ("capture", &["units", "kernel", "memory", "guest"]),
     ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "capture"]),
-    ("migrate", &["units", "memory", "codec", "wire"]),
+    ("migrate", &["units", "memory", "codec", "wire", "guest", "capture"]),
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),
@@ -33,6 +33,9 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "registry",
             "guest-qemu",
             "checkpoint",
+            "wire",
+            "migrate",
+            "capture",
             "qos",
         ],
     ),

@@ -29,16 +29,20 @@ pub enum Kind {
     State = 4,
     /// All frames of an epoch were sent on this connection.
     Barrier = 5,
+    /// The side that sends it is at work.
+    Beat = 6,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Hello, Self::Control, Self::Pages, Self::State, Self::Barrier];
+    const ALL: [Self; 6] =
+        [Self::Hello, Self::Control, Self::Pages, Self::State, Self::Barrier, Self::Beat];
 
     /// The most bytes that its payload may have.
     pub fn most_bytes(self) -> u32 {
         match self {
             Self::Hello => 64,
             Self::Barrier => 16,
+            Self::Beat => 0,
             Self::Control => 4 << 20,
             Self::Pages | Self::State => 2 << 20,
         }
@@ -174,7 +178,7 @@ impl Header {
     /// # Errors
     /// Where they are none, or of another frame.
     pub fn parse(bytes: &[u8; HEADER_BYTES], wanted: Place) -> Result<Self, FrameError> {
-        let header = Self::read(bytes)?;
+        let header = Self::parse_any(bytes)?;
         match header.place == wanted {
             true => Ok(header),
             false => Err(FrameError::OutOfPlace { found: header.place, wanted }),
@@ -187,7 +191,7 @@ impl Header {
     /// # Errors
     /// Where the bytes are none.
     pub fn parse_first(bytes: &[u8; HEADER_BYTES], from: Side) -> Result<Self, FrameError> {
-        let header = Self::read(bytes)?;
+        let header = Self::parse_any(bytes)?;
         let wanted = Place::first(header.place.session, header.place.shard, from);
         match header.kind == Kind::Hello && header.place == wanted {
             true => Ok(header),
@@ -195,7 +199,11 @@ impl Header {
         }
     }
 
-    fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+    /// The header that these bytes are, wherever the frame belongs: for what only passes frames on.
+    ///
+    /// # Errors
+    /// Where they are none.
+    pub fn parse_any(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let number = |from: usize, count: usize| {
             let mut wide = [0; 8];
             wide[..count].copy_from_slice(&bytes[from..from + count]);

@@ -3,6 +3,7 @@
 //! events. `docs/wire-format.md` has it to the byte.
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod frame;
 pub mod hello;
 pub mod ownership;

@@ -1,5 +1,6 @@
 use super::store::StoreArgs;
 use clap::{Args, ValueEnum};
+use dewar_codec::{Codec, Compression};
 use dewar_units::{ByteSize, parse_duration};
 use std::time::Duration;
 
@@ -74,6 +75,17 @@ pub enum CodecChoice {
     Lz4,
     /// Not at all.
     Raw,
+}
+
+impl From<CodecChoice> for Compression {
+    fn from(choice: CodecChoice) -> Self {
+        match choice {
+            CodecChoice::Auto => Self::Auto,
+            CodecChoice::Zstd => Self::Only(Codec::Zstd),
+            CodecChoice::Lz4 => Self::Only(Codec::Lz4),
+            CodecChoice::Raw => Self::Only(Codec::Raw),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -27,13 +27,17 @@ pub fn why_ended(folder: &GuestFolder, record: &GuestRecord) -> Option<String> {
 
 /// One word for how a guest is.
 pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
-    if !record.process.is_alive() && record.phase != Phase::Frozen {
+    let has_none = [Phase::Frozen, Phase::Leaving, Phase::Arriving];
+    if !record.process.is_alive() && !has_none.contains(&record.phase) {
         return "ended".to_owned();
     }
     // The command that holds the lock is talking to QEMU.
     let Ok(_lock) = folder.lock() else { return "busy".to_owned() };
-    if record.phase == Phase::Frozen {
-        return "frozen".to_owned();
+    match record.phase {
+        Phase::Frozen => return "frozen".to_owned(),
+        Phase::Leaving => return "given away".to_owned(),
+        Phase::Arriving => return "arriving".to_owned(),
+        Phase::Running | Phase::Restoring => {}
     }
     if record.phase == Phase::Restoring {
         return "unfinished".to_owned();

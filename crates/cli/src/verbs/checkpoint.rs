@@ -1,9 +1,8 @@
-use crate::args::{CheckpointArgs, CodecChoice, DedupChoice};
+use crate::args::{CheckpointArgs, DedupChoice};
 use crate::context::Context;
 use crate::progress::Progress;
 use crate::render::checkpoint::{describe, to_json};
 use dewar_checkpoint::DirtyStoreOptions;
-use dewar_codec::{Codec, Compression};
 use dewar_guest::Health;
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, DirtyStore, Location, Store};
@@ -27,12 +26,7 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
         full: args.full,
         max_pause,
         buffer: args.buffer.map(|size| size.0),
-        compression: match args.codec {
-            CodecChoice::Auto => Compression::Auto,
-            CodecChoice::Zstd => Compression::Only(Codec::Zstd),
-            CodecChoice::Lz4 => Compression::Only(Codec::Lz4),
-            CodecChoice::Raw => Compression::Only(Codec::Raw),
-        },
+        compression: args.codec.into(),
         dedup: match args.dedup {
             // Its hashes are as good.
             DedupChoice::Store => Dedup::Store,

@@ -43,7 +43,7 @@ fn refuse_needed(context: &Context, store: &Store, id: &ImageId) -> Result<(), F
         let replaced = replaced::kept(&folder)?.and_then(|before| before.origin);
         let kept_in = |frozen: &Frozen| match &frozen.kept {
             Kept::InStore { store, image } => *image == id.0 && is_here(store),
-            Kept::InPlace { .. } => false,
+            Kept::InPlace { .. } | Kept::AtSource => false,
         };
         if record.frozen.as_ref().is_some_and(kept_in) {
             let what = format!("checkpoint {id} is all that there is of frozen guest '{name}'");

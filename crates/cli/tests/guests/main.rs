@@ -23,6 +23,7 @@ mod incremental;
 mod interference;
 mod killed;
 mod lazy;
+mod migrate;
 mod redis;
 mod replaced;
 mod report;

@@ -3,10 +3,11 @@
 use super::words::{ALL_WELL, PAUSE, RESUMED, test_limit};
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
-use dewar_guest_qemu::{Qmp, recover};
+use crate::migration::recover_source;
+use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::{Location, Store};
 use dewar_kernel::{ProcessHandle, WakeTimer};
-use dewar_registry::{GuestLock, Registry};
+use dewar_registry::{GuestFolder, GuestLock, GuestRecord, Phase, Registry};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -72,6 +73,18 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
     }
 }
 
+/// Puts a guest back. One that was given to another host is left as it is.
+fn put_back(
+    connect: impl FnMut() -> Result<Qmp, QmpError>,
+    folder: &GuestFolder,
+    record: &GuestRecord,
+) -> Result<(), Failure> {
+    match record.phase {
+        Phase::Leaving => recover_source(connect, folder, record).map(drop),
+        _ => Ok(recover(connect, folder, record)?),
+    }
+}
+
 /// The guardian's own life.
 ///
 /// # Errors
@@ -97,13 +110,13 @@ pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(),
     let folder = registry.guest(name)?;
     let record = folder.record()?;
     let mut inherited = Some(qmp);
-    let mut result = Ok(());
+    let mut result: Result<(), Failure> = Ok(());
     for _ in 0..TRIES {
         let connect = || match inherited.take() {
             Some(fd) => Ok(Qmp::take_over(fd)),
             None => Qmp::of(&record),
         };
-        result = recover(connect, &folder, &record);
+        result = put_back(connect, &folder, &record);
         if result.is_ok() {
             break;
         }
@@ -118,5 +131,5 @@ pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(),
         let _ = store.sweep();
     }
     drop(lock);
-    Ok(result?)
+    result
 }

@@ -1,0 +1,42 @@
+use super::CodecChoice;
+use clap::Args;
+use dewar_units::parse_duration;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  dewar migrate web host2\n  dewar migrate web root@10.0.0.7 --max-downtime 200ms\n  \
+                  dewar migrate web --via 'ip netns exec b'\n  dewar migrate web --resume")]
+pub struct MigrateArgs {
+    /// The guest.
+    pub name: String,
+    /// The other host, as your ssh knows it.
+    #[arg(required_unless_present_any = ["via", "resume", "abort", "take_back"])]
+    pub host: Option<String>,
+    /// A command that reaches the other host in place of 'ssh HOST': it runs the words behind it there.
+    #[arg(long, value_name = "CMD")]
+    pub via: Option<String>,
+    /// The longest that the guest should stand still.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
+    pub max_downtime: Duration,
+    /// How pages are compressed.
+    #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
+    pub codec: CodecChoice,
+    /// The --root at the other host.
+    #[arg(long, value_name = "DIR")]
+    pub remote_root: Option<PathBuf>,
+    /// The dewar program at the other host.
+    #[arg(long, value_name = "PATH", default_value = "dewar")]
+    pub remote_dewar: String,
+    /// Ask again what became of a guest that was given to the other host when the connection was lost.
+    #[arg(long, conflicts_with_all = ["host", "via"])]
+    pub resume: bool,
+    /// Ask the other host to give it back, if it has not let it run; at the other host: refuse a guest that
+    /// waits there.
+    #[arg(long, conflicts_with_all = ["host", "via", "resume"])]
+    pub abort: bool,
+    /// Let a guest go on here that was given to the other host, without asking: be sure that it will never
+    /// run there.
+    #[arg(long, conflicts_with_all = ["host", "via", "resume", "abort"])]
+    pub take_back: bool,
+}

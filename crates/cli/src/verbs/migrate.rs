@@ -1,0 +1,86 @@
+//! `migrate`: a guest goes on at another host; and `receive`, which that host runs.
+
+use crate::args::MigrateArgs;
+use crate::context::Context;
+use crate::output::milliseconds;
+use crate::progress::Progress;
+use dewar_lifecycle::migration::{
+    self, Ending, MigrateOptions, Migrated, PeerCommand, Resumed, abort_here, take_back,
+};
+use dewar_lifecycle::{AttachedGuest, Failure};
+use dewar_registry::Phase;
+use dewar_units::ByteSize;
+use serde_json::json;
+use std::time::Duration;
+
+pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
+    let name = &args.name;
+    if args.take_back {
+        take_back(context, name)?;
+        context.print(json!({"name": name, "ended": "back"}), &format!("{name} goes on here"));
+        return Ok(());
+    }
+    if args.resume || args.abort {
+        return end(context, &args);
+    }
+    let (dewar, root) = (&args.remote_dewar, args.remote_root.as_deref());
+    let peer = match (&args.via, &args.host) {
+        (Some(via), host) => PeerCommand::via(via, host.as_deref(), dewar, root),
+        (None, host) => PeerCommand::ssh(host.as_deref().unwrap_or_default(), dewar, root),
+    };
+    let progress = Progress::new("looking at the guest");
+    let attached = AttachedGuest::lock(context, name, Duration::ZERO, &progress)?;
+    let other = peer.name.clone();
+    let options =
+        MigrateOptions { peer, max_downtime: args.max_downtime, compression: args.codec.into() };
+    let moved = migration::migrate(context.registry.root(), attached, &options, &progress)?;
+    drop(progress);
+    report(context, name, &other, &moved);
+    Ok(())
+}
+
+fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    context.print(
+        json!({
+            "name": name, "to": other, "total_ms": ms(moved.total), "gap_ms": ms(moved.gap),
+            "pages": moved.pages, "bytes": moved.bytes, "state_bytes": moved.state_bytes,
+            "epochs": moved.epochs,
+        }),
+        &format!(
+            "{name} runs at {other} after {}, standing still for {}; {} were sent",
+            milliseconds(ms(moved.total)),
+            milliseconds(ms(moved.gap)),
+            ByteSize(moved.bytes),
+        ),
+    );
+}
+
+/// Brings a migration to its end whose connection was lost.
+fn end(context: &Context, args: &MigrateArgs) -> Result<(), Failure> {
+    let name = &args.name;
+    let progress = Progress::new("looking at the guest");
+    let arrives = context.lock(name)?.record.phase == Phase::Arriving;
+    if arrives && args.abort {
+        abort_here(context, name)?;
+        drop(progress);
+        context.print(json!({"name": name, "ended": "refused"}), &format!("{name} is refused"));
+        return Ok(());
+    }
+    let ending = if args.abort { Ending::Back } else { Ending::Forward };
+    let ended = migration::resume(context, name, ending, &progress)?;
+    drop(progress);
+    let (word, text) = match ended {
+        Resumed::Gone => ("gone", format!("{name} runs at the other host; nothing is left here")),
+        Resumed::Back => ("back", format!("{name} goes on here")),
+    };
+    context.print(json!({"name": name, "ended": word}), &text);
+    Ok(())
+}
+
+/// The destination's part, over standard input and output.
+pub fn receive(context: &Context) -> Result<(), Failure> {
+    let progress = Progress::new("waiting for the guest");
+    progress.clear();
+    migration::receive(context, std::io::stdin(), std::io::stdout(), &progress)
+}

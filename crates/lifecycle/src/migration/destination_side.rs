@@ -1,0 +1,105 @@
+//! The destination's state machine, its record on disk, and what carries its actions out.
+
+use super::record::{MigrationRecord, SideRecord};
+use crate::failure::Failure;
+use dewar_guest_qemu::Incoming;
+use dewar_guest_qemu::launch::kill;
+use dewar_migrate::Control;
+use dewar_registry::{GuestFolder, GuestRecord, Migrations};
+use dewar_wire::control::{ToDestination, ToSource};
+use dewar_wire::ownership::{
+    Destination, DestinationAction, DestinationEvent, DestinationRecord,
+};
+
+/// The destination's end of the control connection.
+pub(super) type ToTheSource = Control<ToSource, ToDestination>;
+
+/// The side that a guest comes to.
+pub(super) struct DestinationSide<'d> {
+    pub machine: Destination,
+    pub session: u64,
+    /// What is on disk of the migration, or will be.
+    pub record: MigrationRecord,
+    pub folder: &'d GuestFolder,
+    /// The guest's record, while nothing is in hand that has it.
+    pub guest: Option<GuestRecord>,
+    /// The guest on its way into its QEMU.
+    pub incoming: Option<Incoming>,
+    pub control: Option<&'d ToTheSource>,
+    /// What QEMU said against ports that it forwarded.
+    pub unforwarded: Vec<String>,
+    /// Is told of each record that is on disk.
+    pub reached: &'d dyn Fn(&str),
+}
+
+impl DestinationSide<'_> {
+    /// Does what follows from an event.
+    ///
+    /// # Errors
+    /// Where an action fails: nothing more is done then, and what is on disk decides.
+    pub fn on(&mut self, event: DestinationEvent) -> Result<(), Failure> {
+        let actions = self.machine.on(event);
+        self.carry_out(actions)
+    }
+
+    pub fn carry_out(&mut self, actions: Vec<DestinationAction>) -> Result<(), Failure> {
+        for action in actions {
+            match action {
+                DestinationAction::Record(record) => self.write(record)?,
+                DestinationAction::Forget => self.forget()?,
+                DestinationAction::Send(word) => {
+                    // A lost connection is heard of where the next word is waited for.
+                    let _ = self.control.map(|it| it.send(&ToSource::Ownership(word)));
+                }
+                DestinationAction::Run => self.run()?,
+                DestinationAction::Discard => self.discard()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest's record.
+    fn guest(&self) -> Option<GuestRecord> {
+        self.incoming.as_ref().map(Incoming::record).or(self.guest.as_ref()).cloned()
+    }
+
+    fn write(&mut self, record: DestinationRecord) -> Result<(), Failure> {
+        self.record.side = SideRecord::Destination(record);
+        Migrations::new(self.folder.root()).write(self.session, &self.record)?;
+        (self.reached)(match record {
+            DestinationRecord::Loaded => "loaded",
+            DestinationRecord::Owned => "owned",
+            DestinationRecord::Running => "running",
+            DestinationRecord::Refused => "refused",
+        });
+        Ok(())
+    }
+
+    fn forget(&mut self) -> Result<(), Failure> {
+        if let Some(record) = self.guest().filter(|it| it.migration == Some(self.session)) {
+            self.folder.set_record(&GuestRecord { migration: None, ..record })?;
+        }
+        Ok(Migrations::new(self.folder.root()).remove(self.session)?)
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        let Some(incoming) = &mut self.incoming else { return Ok(()) };
+        self.unforwarded = incoming.commit()?.unforwarded;
+        (self.reached)("committed");
+        incoming.let_run(&|step| (self.reached)(step))?;
+        Ok(())
+    }
+
+    /// Nothing of the guest is left on this host then.
+    fn discard(&mut self) -> Result<(), Failure> {
+        if let Some(record) = self.guest() {
+            self.incoming = None;
+            kill(&record.process);
+            self.folder.remove_ram(&record)?;
+            self.folder.remove_all()?;
+        }
+        self.guest = None;
+        (self.reached)("discarded");
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! The other host: a command that starts `dewar receive` there, whose standard input and output is the
+//! connection.
+
+use crate::failure::{Code, Failure};
+use dewar_migrate::{Control, MigrateError, TunnelReader, TunnelWriter, take_apart};
+use dewar_wire::control::{CONTROL, ToDestination, ToSource};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the command may take to end when all was said.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// A command that starts `dewar receive` at the other host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerCommand {
+    /// The other host, for people.
+    pub name: String,
+    words: Vec<String>,
+}
+
+impl PeerCommand {
+    /// By the user's ssh.
+    pub fn ssh(host: &str, dewar: &str, root: Option<&Path>) -> Self {
+        // ssh hands one line to the shell there.
+        let line = receive(dewar, root).iter().map(|word| quoted(word)).collect::<Vec<_>>();
+        let words = ["ssh", "-T", "--", host, &line.join(" ")].map(str::to_owned).to_vec();
+        Self { name: host.to_owned(), words }
+    }
+
+    /// By a command line of the user's, before which nothing is needed and behind which a command may
+    /// stand (`ip netns exec b`).
+    pub fn via(command: &str, name: Option<&str>, dewar: &str, root: Option<&Path>) -> Self {
+        let mut words =
+            ["sh", "-c", &format!("exec {command} \"$@\""), "sh"].map(str::to_owned).to_vec();
+        words.extend(receive(dewar, root));
+        Self { name: name.unwrap_or(command).to_owned(), words }
+    }
+
+    /// Starts it and greets the other side, about the migration of this session.
+    pub(super) fn connect(&self, session: u64) -> Result<Peer, Failure> {
+        let failed = |why: String| {
+            let what = format!("'{}' cannot be reached: {why}", self.name);
+            Failure::new(Code::Failed, what)
+        };
+        let child = Command::new(&self.words[0])
+            .args(&self.words[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = child.map_err(|error| failed(format!("{}: {error}", self.words[0])))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed("it has no input or output".to_owned()));
+        };
+        let pages = TunnelWriter::new(input);
+        let [from]: [TunnelReader; 1] = take_apart(output, &[CONTROL])
+            .try_into()
+            .map_err(|_| failed("no connection".to_owned()))?;
+        match Control::greet(from, pages.another(), session) {
+            Ok((control, _)) => Ok(Peer { control, pages, process: Running(child) }),
+            Err(error) => {
+                let ended = child.wait().ok().filter(|_| matches!(error, MigrateError::NoAnswer));
+                let status = ended.map(|status| format!("; '{}': {status}", self.words.join(" ")));
+                Err(failed(format!("{error}{}", status.unwrap_or_default())))
+            }
+        }
+    }
+}
+
+/// `dewar receive`, there.
+fn receive(dewar: &str, root: Option<&Path>) -> Vec<String> {
+    let mut words = vec![dewar.to_owned()];
+    if let Some(root) = root {
+        words.extend(["--root".to_owned(), root.display().to_string()]);
+    }
+    words.push("receive".to_owned());
+    words
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// `dewar receive` at the other host.
+pub(super) struct Peer {
+    pub control: Control<ToDestination, ToSource>,
+    /// Where pages go.
+    pub pages: TunnelWriter<ChildStdin>,
+    process: Running,
+}
+
+impl Peer {
+    /// The connection for pages, and what is left.
+    pub fn split(
+        self,
+    ) -> (Control<ToDestination, ToSource>, TunnelWriter<ChildStdin>, Running) {
+        (self.control, self.pages, self.process)
+    }
+}
+
+/// The command that leads to the other host. Dropped when its connections are, it has a moment to end.
+pub(super) struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + ENDS_WITHIN;
+        while matches!(self.0.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_through_two_shells_as_they_are() {
+        let root = Path::new("/a b/it's");
+        let ssh = PeerCommand::ssh("h", "dewar", Some(root));
+        assert_eq!(ssh.words[4], r"dewar --root '/a b/it'\''s' receive");
+        let said = Command::new("sh").args(["-c", &format!("printf '%s|' {}", ssh.words[4])]).output();
+        assert_eq!(said.expect("sh").stdout, b"dewar|--root|/a b/it's|receive|");
+        let via = PeerCommand::via("env A=b printf '%s|'", None, "dewar", Some(root));
+        let said = Command::new(&via.words[0]).args(&via.words[1..]).output();
+        assert_eq!(said.expect("sh").stdout, b"dewar|--root|/a b/it's|receive|");
+    }
+}

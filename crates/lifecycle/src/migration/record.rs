@@ -1,0 +1,58 @@
+//! What is on disk of a migration.
+
+use crate::failure::Failure;
+use crate::migration::peer::PeerCommand;
+use dewar_registry::{GuestFolder, GuestRecord, Migrations};
+use dewar_wire::ownership::{DestinationRecord, SourceRecord};
+use serde::{Deserialize, Serialize};
+
+/// What one side has on disk of a migration. It is named by the migration's session.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MigrationRecord {
+    /// The guest.
+    pub guest: String,
+    /// The other host, in words for people.
+    pub other: String,
+    /// How the source reaches it.
+    #[serde(default)]
+    pub peer: Option<PeerCommand>,
+    /// How far it is.
+    pub side: SideRecord,
+}
+
+/// How far a side is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SideRecord {
+    /// The host that the guest leaves.
+    Source(SourceRecord),
+    /// The host that it comes to.
+    Destination(DestinationRecord),
+}
+
+impl MigrationRecord {
+    /// How far the source is.
+    pub fn source(&self) -> Option<SourceRecord> {
+        match self.side {
+            SideRecord::Source(record) => Some(record),
+            SideRecord::Destination(_) => None,
+        }
+    }
+
+    /// How far the destination is.
+    pub fn destination(&self) -> Option<DestinationRecord> {
+        match self.side {
+            SideRecord::Destination(record) => Some(record),
+            SideRecord::Source(_) => None,
+        }
+    }
+}
+
+/// The migration that a guest is in: its session, and what is on disk of it.
+pub fn migration_of(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+) -> Result<Option<(u64, Option<MigrationRecord>)>, Failure> {
+    let Some(session) = record.migration else { return Ok(None) };
+    Ok(Some((session, Migrations::new(folder.root()).read(session)?)))
+}

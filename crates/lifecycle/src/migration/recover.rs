@@ -1,0 +1,155 @@
+//! What a killed command left of a migration.
+
+use super::destination_side::DestinationSide;
+use super::record::{MigrationRecord, SideRecord, migration_of};
+use super::source_side::{ByRecord, Hands, SourceSide};
+use crate::failure::{Code, Failure};
+use dewar_guest_qemu::{Incoming, Qmp, QmpError};
+use dewar_registry::{GuestFolder, GuestRecord, Phase};
+use dewar_wire::ownership::{
+    Destination, DestinationEvent, DestinationRecord, Source, SourceRecord,
+};
+
+/// Whether a guest is one that moves: only what knows of its migration may touch it.
+pub fn is_elsewhere(record: &GuestRecord) -> bool {
+    matches!(record.phase, Phase::Leaving | Phase::Arriving)
+}
+
+/// Finishes what can be finished without the other host: a guest that was not given away goes on here, one
+/// that is gone is removed, one that never arrived is thrown away, one that was given to this host runs.
+///
+/// # Errors
+/// Where it cannot be finished, or nothing of the guest is left here.
+pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    match record.phase {
+        Phase::Leaving => recover_source(|| Qmp::of(&record), folder, &record),
+        Phase::Arriving => recover_destination(folder, record),
+        _ if record.migration.is_some() => note_running(folder, record),
+        _ => Ok(record),
+    }
+}
+
+/// The same for a guest that leaves, over any connection to its QEMU. One that was given away
+/// is left as it is.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_source(
+    connect: impl FnMut() -> Result<Qmp, QmpError>,
+    folder: &GuestFolder,
+    record: &GuestRecord,
+) -> Result<GuestRecord, Failure> {
+    let Some((session, on_disk)) = migration_of(folder, record)? else {
+        return Err(unknown(record));
+    };
+    let Some(on_disk) = on_disk else {
+        // Its own record was to be written last, or its migration's was removed first.
+        let back = GuestRecord { phase: Phase::Running, migration: None, ..record.clone() };
+        ByRecord { folder, record: &back, connect }.resume()?;
+        folder.set_record(&back)?;
+        return Ok(back);
+    };
+    let mut side = SourceSide {
+        machine: Source::new(),
+        session,
+        record: on_disk,
+        folder,
+        guest: record.clone(),
+        control: None,
+        reached: &|_| {},
+    };
+    let back = GuestRecord { phase: Phase::Running, ..record.clone() };
+    side.begin_again(&mut ByRecord { folder, record: &back, connect })?;
+    Ok(folder.record()?)
+}
+
+/// The guest that arrives, as a side that no connection leads to.
+pub(super) fn arriving<'d>(
+    folder: &'d GuestFolder,
+    record: GuestRecord,
+    session: u64,
+    on_disk: Option<MigrationRecord>,
+) -> Result<(DestinationSide<'d>, Vec<dewar_wire::ownership::DestinationAction>), Failure> {
+    let known = on_disk.as_ref().and_then(MigrationRecord::destination);
+    let lives = record.process.is_alive();
+    let (machine, now) = Destination::recover(known, lives);
+    let is_to_run = known == Some(DestinationRecord::Owned) && lives;
+    let mut side = DestinationSide {
+        machine,
+        session,
+        record: on_disk.unwrap_or_else(|| MigrationRecord {
+            guest: record.name.clone(),
+            other: "another host".to_owned(),
+            peer: None,
+            side: SideRecord::Destination(DestinationRecord::Refused),
+        }),
+        folder,
+        guest: Some(record.clone()),
+        incoming: None,
+        control: None,
+        unforwarded: Vec::new(),
+        reached: &|_| {},
+    };
+    if is_to_run || known == Some(DestinationRecord::Loaded) && lives {
+        let incoming = Incoming::resume(folder.clone(), record)
+            .map_err(|error| Failure::new(Code::Failed, error.to_string()).attention())?;
+        side.incoming = Some(incoming);
+    }
+    Ok((side, now))
+}
+
+fn recover_destination(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    let Some((session, on_disk)) = migration_of(folder, &record)? else {
+        return Err(unknown(&record));
+    };
+    let never_arrived = on_disk.is_none();
+    let (mut side, now) = arriving(folder, record, session, on_disk)?;
+    match never_arrived {
+        // What a killed process had received can never be loaded.
+        true => side.carry_out(vec![dewar_wire::ownership::DestinationAction::Discard])?,
+        false => side.carry_out(now)?,
+    }
+    Ok(folder.record()?)
+}
+
+/// A guest that was given to this host and let run, perhaps by the step before this.
+fn note_running(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
+    let Some((session, Some(mut on_disk))) = migration_of(folder, &record)? else {
+        return Ok(record);
+    };
+    let owned = SideRecord::Destination(DestinationRecord::Owned);
+    if on_disk.side == owned && !record.start_pending && record.process.is_alive() {
+        on_disk.side = SideRecord::Destination(DestinationRecord::Running);
+        dewar_registry::Migrations::new(folder.root()).write(session, &on_disk)?;
+    }
+    Ok(record)
+}
+
+/// Refuses a guest that arrives, for its user; nothing is left of it then. One that was given to this host
+/// already is not refused.
+///
+/// # Errors
+/// Where that cannot be noted.
+pub fn refuse(folder: &GuestFolder, record: GuestRecord) -> Result<(), Failure> {
+    let Some((session, on_disk)) = migration_of(folder, &record)? else {
+        return Err(unknown(&record));
+    };
+    let (mut side, now) = arriving(folder, record, session, on_disk)?;
+    side.carry_out(now)?;
+    side.on(DestinationEvent::GiveUp)?;
+    match side.machine.record() {
+        None => side.carry_out(vec![dewar_wire::ownership::DestinationAction::Discard]),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a guest that leaves was given away.
+pub(super) fn is_given(on_disk: &Option<MigrationRecord>) -> bool {
+    let source = on_disk.as_ref().and_then(MigrationRecord::source);
+    matches!(source, Some(SourceRecord::Given | SourceRecord::Gone))
+}
+
+fn unknown(record: &GuestRecord) -> Failure {
+    let what = format!("it is not on record in which migration '{}' is", record.name);
+    Failure::new(Code::Attention, what)
+}

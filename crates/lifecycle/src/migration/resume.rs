@@ -1,0 +1,258 @@
+//! A migration whose connection was lost after the guest was given away: who runs the guest is asked
+//! for again, or a person says.
+
+use super::destination_side::{DestinationSide, ToTheSource};
+use super::record::{MigrationRecord, SideRecord, migration_of};
+use super::recover::{arriving, is_given, refuse};
+use super::source_side::{ByRecord, SourceSide};
+use crate::failure::{Code, Failure};
+use crate::host::Host;
+use crate::locked_guest::LockedGuest;
+use crate::reporter::Reporter;
+use dewar_guest_qemu::Qmp;
+use dewar_migrate::{Heard, MigrateError};
+use dewar_registry::{Migrations, Phase};
+use dewar_wire::control::{CONTROL, ToDestination, ToSource};
+use dewar_wire::ownership::{
+    Destination, DestinationEvent, DestinationRecord, FromSource, Source, SourceEvent,
+    SourceRecord,
+};
+use std::time::Duration;
+
+/// How long a `receive` that has lost its connection may take to see that.
+const SEES_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a person wants to become of a guest that was given away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// That it goes on, at the other host if that has it.
+    Forward,
+    /// That it stays, if the other host has not let it run.
+    Back,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resumed {
+    /// It runs at the other host, and nothing is left of it here.
+    Gone,
+    /// It goes on here.
+    Back,
+}
+
+/// Asks the other host about a guest that was given to it.
+///
+/// # Errors
+/// Where the guest is in no such migration, or the other host is not reached or cannot say; the guest
+/// is as before then.
+pub fn resume(
+    host: &Host,
+    name: &str,
+    ending: Ending,
+    reporter: &dyn Reporter,
+) -> Result<Resumed, Failure> {
+    let LockedGuest { folder, record, lock: _lock } = host.lock(name)?;
+    let (session, on_disk) = given(&folder, &record)?;
+    let other = on_disk.other.clone();
+    let stays = |failure: Failure| still_given(failure, name, &other);
+    let Some(peer) = on_disk.peer.clone() else {
+        return Err(stays(Failure::new(Code::Failed, "it is not known how to reach it")));
+    };
+    reporter.stage("asking the other host");
+    let (control, pages, _process) = peer.connect(session).map_err(stays)?.split();
+    drop(pages);
+    let guest = name.to_owned();
+    let question = match ending {
+        Ending::Forward => ToDestination::Resume { guest },
+        Ending::Back => ToDestination::GiveUp { guest },
+    };
+    control.send(&question).map_err(|error| stays(error.into()))?;
+    let (machine, _) = Source::recover(Some(SourceRecord::Given));
+    let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
+    let mut hands = ByRecord { folder: &folder, record: &back, connect: || Qmp::of(&back) };
+    let reached = |step: &str| reporter.reached(step);
+    let mut side = SourceSide {
+        machine,
+        session,
+        record: on_disk,
+        folder: &folder,
+        guest: record.clone(),
+        control: Some(&control),
+        reached: &reached,
+    };
+    if ending == Ending::Forward {
+        side.on(SourceEvent::LinkBack, &mut hands)?;
+    }
+    while !side.machine.is_decided() {
+        match control.message() {
+            Ok(ToSource::Ownership(word)) => side.on(SourceEvent::Heard(word), &mut hands)?,
+            Ok(ToSource::Failed { why }) => return Err(stays(MigrateError::Failed(why).into())),
+            Ok(_) => return Err(stays(MigrateError::Unexpected(CONTROL).into())),
+            Err(error) => return Err(stays(error.into())),
+        }
+    }
+    Ok(match side.machine.record() {
+        Some(SourceRecord::Gone) => Resumed::Gone,
+        _ => Resumed::Back,
+    })
+}
+
+/// Takes a guest back that was given away, without asking: the user is sure that the other host will never
+/// run it.
+///
+/// # Errors
+/// Where the guest is in no such migration, or does not go on.
+pub fn take_back(host: &Host, name: &str) -> Result<(), Failure> {
+    let LockedGuest { folder, record, lock: _lock } = host.lock(name)?;
+    let (session, on_disk) = given(&folder, &record)?;
+    let (machine, _) = Source::recover(Some(SourceRecord::Given));
+    let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
+    let mut side = SourceSide {
+        machine,
+        session,
+        record: on_disk,
+        folder: &folder,
+        guest: record,
+        control: None,
+        reached: &|_| {},
+    };
+    let mut hands = ByRecord { folder: &folder, record: &back, connect: || Qmp::of(&back) };
+    side.on(SourceEvent::TakeBack, &mut hands)
+}
+
+/// Refuses a guest that waits here for the word of the other host; nothing is left of it here.
+///
+/// # Errors
+/// Where there is no such guest, or it was given to this host already.
+pub fn abort_here(host: &Host, name: &str) -> Result<(), Failure> {
+    let LockedGuest { folder, record, lock: _lock } = host.lock(name)?;
+    let on_disk = migration_of(&folder, &record)?.and_then(|(_, on_disk)| on_disk);
+    let known = on_disk.as_ref().and_then(MigrationRecord::destination);
+    if record.phase != Phase::Arriving || known != Some(DestinationRecord::Loaded) {
+        let what = match known {
+            Some(DestinationRecord::Owned) => {
+                format!("'{name}' was given to this host: it cannot be refused any more")
+            }
+            _ => format!("'{name}' does not wait here for the word of another host"),
+        };
+        return Err(Failure::new(Code::Failed, what).state("it stays as it is"));
+    }
+    refuse(&folder, record)
+}
+
+/// The migration of a guest that was given away.
+fn given(
+    folder: &dewar_registry::GuestFolder,
+    record: &dewar_registry::GuestRecord,
+) -> Result<(u64, MigrationRecord), Failure> {
+    let found = migration_of(folder, record)?;
+    match found {
+        Some((session, on_disk)) if record.phase == Phase::Leaving && is_given(&on_disk) => {
+            on_disk.map(|on_disk| (session, on_disk)).ok_or_else(|| not_moving(&record.name))
+        }
+        _ => Err(not_moving(&record.name)),
+    }
+}
+
+fn not_moving(name: &str) -> Failure {
+    let what = format!("'{name}' was not given to another host");
+    Failure::new(Code::Failed, what).state("it is a guest of this host")
+}
+
+/// What is said of a guest that was given away and of which the other host has not said that it runs.
+pub(super) fn still_given(failure: Failure, name: &str, other: &str) -> Failure {
+    failure
+        .attention()
+        .state(format!(
+            "'{name}' was given to {other}, which has not said that it runs there: it stands still \
+             here, and all of it is kept"
+        ))
+        .advice(format!(
+            "'dewar migrate {name} --resume' asks again, '--abort' asks to have it back; if {other} \
+             will never run it, '--take-back' lets it go on here"
+        ))
+}
+
+/// Answers a source that asks what became of a guest.
+pub(super) fn answer(
+    host: &Host,
+    control: &ToTheSource,
+    name: &str,
+    give_up: bool,
+    reporter: &dyn Reporter,
+) -> Result<(), Failure> {
+    let session = control.session();
+    let folder = host.registry.guest(name)?;
+    let is_known = folder.file("").exists();
+    let lock = match is_known {
+        true => Some(folder.lock_within(SEES_WITHIN)),
+        false => None,
+    };
+    let _lock = lock.transpose().inspect_err(|error| {
+        let _ = control.send(&ToSource::Failed { why: error.to_string() });
+    })?;
+    let on_disk: Option<MigrationRecord> = Migrations::new(folder.root()).read(session)?;
+    let ours = folder.record_if_any()?.filter(|record| record.migration == Some(session));
+    let known = on_disk.as_ref().and_then(MigrationRecord::destination);
+    let reached = |step: &str| reporter.reached(step);
+    let (mut side, now) = match ours {
+        Some(record) => arriving(&folder, record, session, on_disk)?,
+        None => {
+            let (machine, _) = Destination::recover(known, false);
+            let record = on_disk.unwrap_or_else(|| MigrationRecord {
+                guest: name.to_owned(),
+                other: "another host".to_owned(),
+                peer: None,
+                side: SideRecord::Destination(DestinationRecord::Refused),
+            });
+            let side = DestinationSide {
+                machine,
+                session,
+                record,
+                folder: &folder,
+                guest: None,
+                incoming: None,
+                control: None,
+                unforwarded: Vec::new(),
+                reached: &reached,
+            };
+            (side, Vec::new())
+        }
+    };
+    (side.control, side.reached) = (Some(control), &reached);
+    side.carry_out(now)?;
+    if side.machine.is_lost() {
+        let why = "its QEMU has ended, and it is not known whether the guest ran in it";
+        control.send(&ToSource::Failed { why: why.to_owned() })?;
+        return Err(Failure::new(Code::Attention, format!("'{name}': {why}")));
+    }
+    if give_up {
+        side.on(DestinationEvent::GiveUp)?;
+        if side.machine.record().is_none() {
+            // Nothing is on record, so it will never run here.
+            side.on(DestinationEvent::Heard(FromSource::Commit))?;
+        } else if side.machine.record() == Some(DestinationRecord::Running) {
+            side.on(DestinationEvent::LinkBack)?;
+        }
+    } else {
+        side.on(DestinationEvent::LinkBack)?;
+    }
+    hear_out(&mut side, control)
+}
+
+/// Hears the source until it has nothing more to ask.
+fn hear_out(side: &mut DestinationSide<'_>, control: &ToTheSource) -> Result<(), Failure> {
+    loop {
+        match control.hear() {
+            Ok(Heard::Message(ToDestination::Ownership(word))) => {
+                side.on(DestinationEvent::Heard(word))?;
+                if word != FromSource::Commit {
+                    return Ok(());
+                }
+            }
+            Ok(_) => return Err(MigrateError::Unexpected(CONTROL).into()),
+            Err(MigrateError::Ended(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! `migrate`: the source's part.
+
+use super::moving_machine::{MovingMachine, MovingState, regions};
+use super::peer::PeerCommand;
+use super::record::{MigrationRecord, SideRecord};
+use super::resume::still_given;
+use super::source_side::{Hands, SourceSide};
+use crate::attached_guest::AttachedGuest;
+use crate::failure::{Code, Failure, GONE};
+use crate::guardian::{Guardian, Pauses};
+use crate::reporter::Reporter;
+use crate::tracking::Tracking;
+use dewar_capture::{Convergence, Epochs, converge, cores};
+use dewar_codec::Compression;
+use dewar_guest::{Guest, Health};
+use dewar_guest_qemu::QemuGuest;
+use dewar_guest_qemu::freeze::{check, end_process, forwarded, stop_and_save};
+use dewar_memory::{Ram, WriteTracker};
+use dewar_migrate::{Control, MigrateError, PageSender, Precopy};
+use dewar_registry::{GuestFolder, GuestRecord, Migrations};
+use dewar_units::format_duration;
+use dewar_wire::control::{CONTROL, Offer, Stopped, ToDestination, ToSource};
+use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Zstandard's level: as for checkpoints.
+const LEVEL: i32 = -1;
+/// What a gap has beside the last pages: the device state is saved, sent and loaded, and three records are
+/// written to disk.
+const FIXED_GAP: Duration = Duration::from_millis(20);
+
+/// How a guest shall move.
+#[derive(Debug)]
+pub struct MigrateOptions {
+    /// The other host.
+    pub peer: PeerCommand,
+    /// The longest that the guest should stand still.
+    pub max_downtime: Duration,
+    /// How pages are compressed.
+    pub compression: Compression,
+}
+
+/// A guest that moved.
+#[derive(Debug)]
+pub struct Migrated {
+    /// From the beginning until the other host said that it runs.
+    pub total: Duration,
+    /// From just before it was stopped until then.
+    pub gap: Duration,
+    /// Pages that were sent, each time.
+    pub pages: u64,
+    /// Bytes that were sent for them.
+    pub bytes: u64,
+    /// Bytes of device state.
+    pub state_bytes: u64,
+    /// Pages in each set that was written meanwhile.
+    pub epochs: Vec<u64>,
+}
+
+/// What the source says to the destination, and hears.
+type ToTheDestination = Control<ToDestination, ToSource>;
+
+/// Moves a guest to another host.
+///
+/// # Errors
+/// Where it does not run there; the failure says where it is.
+pub fn migrate(
+    root: &Path,
+    attached: AttachedGuest,
+    options: &MigrateOptions,
+    reporter: &dyn Reporter,
+) -> Result<Migrated, Failure> {
+    let began = Instant::now();
+    let AttachedGuest { mut guest, folder, lock } = attached;
+    let untouched = |failure: Failure| failure.state("the guest was not touched");
+    let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
+    let machine = MovingMachine::of(&guest, &checked);
+    machine.require_shared_disks(&folder).map_err(untouched)?;
+    let session = new_session().map_err(untouched)?;
+    reporter.stage("reaching the other host");
+    let (control, pages, _process) =
+        options.peer.connect(session).map_err(untouched)?.split();
+    offer(&control, &checked, &machine, &options.peer.name).map_err(untouched)?;
+    let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
+    let pauses = guardian.pauses()?;
+    Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
+    reporter.stage("guarded");
+    let sender = PageSender::start(vec![pages], session, options.compression, LEVEL);
+    let reached = |step: &str| reporter.reached(step);
+    let side = SourceSide {
+        machine: Source::new(),
+        session,
+        record: MigrationRecord {
+            guest: folder.name().to_owned(),
+            other: options.peer.name.clone(),
+            peer: Some(options.peer.clone()),
+            side: SideRecord::Source(SourceRecord::Intent),
+        },
+        folder: &folder,
+        guest: checked.clone(),
+        control: Some(&control),
+        reached: &reached,
+    };
+    let mut moving = Moving { side, folder: &folder, checked: &checked, pauses: &pauses, reporter };
+    let moved = moving.run(&mut guest, &sender, &control, options);
+    let end = moving.end(&mut guest, moved);
+    if is_given(&moving.side) || !matches!(guest.health(), Health::Unknown(_)) {
+        guardian.dismiss();
+    }
+    let mut moved = end?;
+    (moved.total, moved.bytes) = (began.elapsed(), sender.bytes());
+    Ok(moved)
+}
+
+/// A number that no other migration has.
+fn new_session() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
+    read.map_err(|error| Failure::new(Code::Failed, format!("/dev/urandom: {error}")))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Asks the other host whether the guest may come.
+fn offer(
+    control: &ToTheDestination,
+    checked: &GuestRecord,
+    machine: &MovingMachine,
+    to: &str,
+) -> Result<(), Failure> {
+    let machine = serde_json::to_value(machine)
+        .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+    control.send(&ToDestination::Offer(Box::new(Offer {
+        guest: checked.name.clone(),
+        from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        machine,
+        regions: regions(checked),
+        connections: 1,
+    })))?;
+    match control.message()? {
+        ToSource::Accepted => Ok(()),
+        ToSource::Declined { why } => {
+            Err(Failure::new(Code::Unsupported, format!("{to} does not take '{}': {why}", checked.name)))
+        }
+        _ => Err(MigrateError::Unexpected(CONTROL).into()),
+    }
+}
+
+/// Whether the guest is the other host's, as far as is known here.
+fn is_given(side: &SourceSide<'_>) -> bool {
+    matches!(side.machine.record(), Some(SourceRecord::Given | SourceRecord::Gone))
+}
+
+/// A migration under way.
+struct Moving<'m> {
+    side: SourceSide<'m>,
+    folder: &'m GuestFolder,
+    checked: &'m GuestRecord,
+    pauses: &'m Pauses,
+    reporter: &'m dyn Reporter,
+}
+
+impl Moving<'_> {
+    /// From the first page to the other host's word that the guest runs there.
+    fn run(
+        &mut self,
+        guest: &mut QemuGuest,
+        sender: &PageSender,
+        control: &ToTheDestination,
+        options: &MigrateOptions,
+    ) -> Result<Migrated, Failure> {
+        let ram = guest.ram();
+        let tracker = track(guest, self.folder, &ram)?;
+        guest.drain()?;
+        self.reporter.stage("sending memory");
+        let arrived = |epoch| wait_for_epoch(control, epoch);
+        let mut precopy = Precopy::new(&ram, sender, &arrived);
+        let pages = ram.pages();
+        precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
+        self.reporter.stage("sending changes");
+        let mut epochs = Epochs::new(pages, Instant::now());
+        let limit = options.max_downtime.saturating_sub(FIXED_GAP);
+        let reached = |step: dewar_capture::CaptureStep| self.reporter.reached(step.name());
+        let found = converge(&mut epochs, &mut precopy, guest, &tracker, limit, &reached)?;
+        if !found.fits {
+            return Err(does_not_converge(&found, &epochs, options));
+        }
+        self.reporter.stage("moving the guest");
+        let stopping = Instant::now();
+        let epochs = epochs.all().iter().map(|epoch| epoch.dirty_pages).collect();
+        let mut state_bytes = 0;
+        let (checked, pauses) = (self.checked, self.pauses);
+        let last = |guest: &mut QemuGuest| {
+            let was_running = guest.health() == Health::Running;
+            let forwards = forwarded(guest).ok();
+            pauses.begin(Some(options.max_downtime));
+            let state = stop_and_save(guest, checked)?;
+            let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
+            precopy.send_last(&dirty)?;
+            state_bytes = state.len() as u64;
+            let machine = serde_json::to_value(MovingState { forwards })
+                .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+            let stopped = Stopped { epoch: precopy.epoch(), state_bytes, was_running, machine };
+            control.send(&ToDestination::Stopped(Box::new(stopped)))?;
+            Ok(control.send_state(&state)?)
+        };
+        let mut hands = Live { guest, last: Some(Box::new(last)) };
+        self.side.on(SourceEvent::Converged, &mut hands)?;
+        self.reporter.reached("sent");
+        self.hand_over(&mut hands, control)?;
+        drop(hands);
+        Ok(Migrated {
+            total: Duration::ZERO,
+            gap: stopping.elapsed(),
+            pages: precopy.pages(),
+            bytes: 0,
+            state_bytes,
+            epochs,
+        })
+    }
+
+    /// Hears the destination until it is known on which side the guest is.
+    fn hand_over(
+        &mut self,
+        hands: &mut Live<'_>,
+        control: &ToTheDestination,
+    ) -> Result<(), Failure> {
+        while !self.side.machine.is_decided() {
+            match control.message()? {
+                ToSource::Ownership(word) => {
+                    if word == FromDestination::Ready {
+                        // A user that let it run until now is heard.
+                        hands.guest.ensure_stopped()?;
+                    }
+                    self.side.on(SourceEvent::Heard(word), hands)?;
+                }
+                ToSource::Failed { why } => return Err(MigrateError::Failed(why).into()),
+                ToSource::Arrived { .. } => {}
+                _ => return Err(MigrateError::Unexpected(CONTROL).into()),
+            }
+            if is_given(&self.side) {
+                self.pauses.end();
+            }
+        }
+        match self.side.machine.record() {
+            Some(SourceRecord::Gone) => Ok(()),
+            _ => Err(Failure::new(Code::Failed, "the other host refused the guest")),
+        }
+    }
+
+    /// Brings a migration that failed to its end: what is on disk decides.
+    fn end(
+        &mut self,
+        guest: &mut QemuGuest,
+        moved: Result<Migrated, Failure>,
+    ) -> Result<Migrated, Failure> {
+        let failure = match moved {
+            Ok(moved) => return Ok(moved),
+            Err(failure) => failure,
+        };
+        let mut hands = Live { guest, last: None };
+        let back = self.side.begin_again(&mut hands);
+        if is_given(&self.side) {
+            return Err(still_given(failure, self.folder.name(), &self.side.record.other));
+        }
+        // That the guest stays.
+        let _ = self.side.on(SourceEvent::LinkBack, &mut hands);
+        self.pauses.end();
+        let health = hands.guest.health();
+        let failure = failure.state(format!("the guest was not moved; {health}"));
+        Err(match (back, health) {
+            (Err(_), _) | (_, Health::Unknown(_)) => {
+                failure.attention().advice("'dewar ps' tries to put it right")
+            }
+            (_, Health::Gone) => failure.attention().advice(GONE),
+            _ => failure,
+        })
+    }
+}
+
+/// Begins to record the guest's writes.
+fn track(
+    guest: &mut QemuGuest,
+    folder: &GuestFolder,
+    ram: &Ram,
+) -> Result<WriteTracker, Failure> {
+    let known = Tracking::load(folder, guest.record())?;
+    if let Some(known) = &known {
+        known.invalidate(folder)?;
+    }
+    let origin = guest.uffd_origin()?;
+    let known = known.map(|known| known.tracker);
+    let begun = WriteTracker::attach(guest.process(), ram, origin, known).and_then(|tracker| {
+        tracker.arm()?;
+        let identity = tracker.identity()?;
+        Ok((tracker, identity))
+    });
+    let (tracker, identity) = begun.map_err(MigrateError::from)?;
+    // Should the guest stay, its next checkpoint takes this tracker up.
+    let process = guest.record().process;
+    let noted = Tracking { process, tracker: identity, since: None, before: Vec::new() };
+    noted.save(folder)?;
+    Ok(tracker)
+}
+
+/// Waits until the other side has all pages of an epoch.
+fn wait_for_epoch(control: &ToTheDestination, wanted: u32) -> Result<(), MigrateError> {
+    loop {
+        match control.message()? {
+            ToSource::Arrived { epoch } if epoch == wanted => return Ok(()),
+            ToSource::Arrived { epoch } if epoch < wanted => {}
+            ToSource::Failed { why } => return Err(MigrateError::Failed(why)),
+            ToSource::Ownership(FromDestination::Refused) => {
+                return Err(MigrateError::Failed("it refused the guest".to_owned()));
+            }
+            _ => return Err(MigrateError::Unexpected(CONTROL)),
+        }
+    }
+}
+
+fn does_not_converge(
+    found: &Convergence,
+    epochs: &Epochs,
+    options: &MigrateOptions,
+) -> Failure {
+    let pause = found.pause + FIXED_GAP;
+    let what = format!(
+        "the guest writes faster than the connection sends: after {} epochs {} pages are left, and it \
+         would stand still for {}, where {} are allowed",
+        epochs.all().len(),
+        found.dirty_pages,
+        format_duration(pause),
+        format_duration(options.max_downtime),
+    );
+    let more = (pause.as_secs_f64() * 1.5).max(0.1);
+    Failure::new(Code::Failed, what).advice(format!(
+        "'--max-downtime {more:.1}s' allows it; or try when the guest has less to do"
+    ))
+}
+
+/// The guest in the hands of the command that moves it.
+struct Live<'l> {
+    guest: &'l mut QemuGuest,
+    /// Stops it and sends the rest, while that may still come.
+    last: Option<StopAndSend<'l>>,
+}
+
+/// What stops a guest and sends what was written last and its device state.
+type StopAndSend<'l> = Box<dyn FnOnce(&mut QemuGuest) -> Result<(), Failure> + 'l>;
+
+impl Hands for Live<'_> {
+    fn stop(&mut self) -> Result<(), Failure> {
+        self.last.take().map_or(Ok(()), |last| last(self.guest))
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        Ok(self.guest.rollback()?)
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        let record = self.guest.record().clone();
+        Ok(end_process(self.guest, &record)?)
+    }
+}

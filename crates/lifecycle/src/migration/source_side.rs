@@ -1,0 +1,131 @@
+//! The source's state machine, its record on disk, and what carries its actions out.
+
+use super::record::{MigrationRecord, SideRecord};
+use crate::failure::Failure;
+use crate::process::end_qemu;
+use dewar_guest_qemu::{Qmp, recover};
+use dewar_migrate::Control;
+use dewar_registry::{GuestFolder, GuestRecord, Migrations, Phase};
+use dewar_wire::control::{ToDestination, ToSource};
+use dewar_wire::ownership::{Source, SourceAction, SourceEvent, SourceRecord};
+
+/// What only the caller can do with the guest.
+pub(super) trait Hands {
+    /// Stops the guest and sends what was written last and its device state.
+    fn stop(&mut self) -> Result<(), Failure>;
+    /// Lets it go on as it was before it was stopped.
+    fn resume(&mut self) -> Result<(), Failure>;
+    /// Ends its process.
+    fn end(&mut self) -> Result<(), Failure>;
+}
+
+/// The side that a guest leaves.
+pub(super) struct SourceSide<'s> {
+    pub machine: Source,
+    pub session: u64,
+    /// What is on disk of the migration, or will be.
+    pub record: MigrationRecord,
+    pub folder: &'s GuestFolder,
+    /// The guest's record.
+    pub guest: GuestRecord,
+    pub control: Option<&'s Control<ToDestination, ToSource>>,
+    /// Is told of each record that is on disk.
+    pub reached: &'s dyn Fn(&str),
+}
+
+impl SourceSide<'_> {
+    /// Does what follows from an event.
+    ///
+    /// # Errors
+    /// Where an action fails: nothing more is done then, and what is on disk decides
+    /// ([`SourceSide::begin_again`]).
+    pub fn on(&mut self, event: SourceEvent, hands: &mut dyn Hands) -> Result<(), Failure> {
+        let actions = self.machine.on(event);
+        self.carry_out(actions, hands)
+    }
+
+    /// Goes on from what is on disk, as after a kill.
+    pub fn begin_again(&mut self, hands: &mut dyn Hands) -> Result<(), Failure> {
+        let on_disk: Option<MigrationRecord> =
+            Migrations::new(self.folder.root()).read(self.session)?;
+        let (machine, now) = Source::recover(on_disk.and_then(|record| record.source()));
+        self.machine = machine;
+        self.carry_out(now, hands)
+    }
+
+    fn carry_out(
+        &mut self,
+        actions: Vec<SourceAction>,
+        hands: &mut dyn Hands,
+    ) -> Result<(), Failure> {
+        for action in actions {
+            match action {
+                SourceAction::Record(Some(record)) => self.write(record)?,
+                SourceAction::Record(None) => self.forget()?,
+                SourceAction::Send(word) => {
+                    // A lost connection is heard of where the answer is waited for.
+                    let _ = self.control.map(|it| it.send(&ToDestination::Ownership(word)));
+                }
+                SourceAction::Stop => hands.stop()?,
+                SourceAction::Resume => hands.resume()?,
+                SourceAction::Free => self.free(hands)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, record: SourceRecord) -> Result<(), Failure> {
+        self.record.side = SideRecord::Source(record);
+        Migrations::new(self.folder.root()).write(self.session, &self.record)?;
+        if record == SourceRecord::Intent {
+            (self.guest.phase, self.guest.migration) = (Phase::Leaving, Some(self.session));
+            self.folder.set_record(&self.guest)?;
+        }
+        (self.reached)(match record {
+            SourceRecord::Intent => "intent",
+            SourceRecord::Given => "given",
+            SourceRecord::TakenBack => "taken-back",
+            SourceRecord::Gone => "gone",
+        });
+        Ok(())
+    }
+
+    /// The guest is one of this host's like any other.
+    fn forget(&mut self) -> Result<(), Failure> {
+        (self.guest.phase, self.guest.migration) = (Phase::Running, None);
+        self.folder.set_record(&self.guest)?;
+        Ok(Migrations::new(self.folder.root()).remove(self.session)?)
+    }
+
+    /// Nothing of the guest is left on this host then.
+    fn free(&self, hands: &mut dyn Hands) -> Result<(), Failure> {
+        hands.end()?;
+        (self.reached)("ended");
+        self.folder.remove_ram(&self.guest)?;
+        self.folder.remove_all()?;
+        Ok(Migrations::new(self.folder.root()).remove(self.session)?)
+    }
+}
+
+/// Hands for a guest that is known by its record alone.
+pub(super) struct ByRecord<'r, F> {
+    pub folder: &'r GuestFolder,
+    pub record: &'r GuestRecord,
+    /// Connects to its QEMU.
+    pub connect: F,
+}
+
+impl<F: FnMut() -> Result<Qmp, dewar_guest_qemu::QmpError>> Hands for ByRecord<'_, F> {
+    fn stop(&mut self) -> Result<(), Failure> {
+        // A migration that is taken up again has no guest to stop.
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        Ok(recover(&mut self.connect, self.folder, self.record)?)
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        end_qemu(self.record)
+    }
+}

@@ -1,0 +1,192 @@
+//! The control connection: messages both ways, and a beat each second, so that a side knows that the
+//! other is there while it has nothing to say.
+//!
+//! It begins with a greeting each way. The source's says which migration it is about.
+
+use crate::MigrateError;
+use crate::frames::{FrameReader, FrameWriter};
+use dewar_wire::control::{CONTROL, STATE_FRAME_BYTES};
+use dewar_wire::frame::{Kind, Side};
+use dewar_wire::hello::{Agreement, Features, Hello};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{Read, Write};
+use std::marker::PhantomData;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// How often a side says that it is at work.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// A side that has said nothing for so long is gone.
+const SILENT_FOR: Duration = Duration::from_secs(20);
+
+type Writer = FrameWriter<Box<dyn Write + Send>>;
+
+/// What is heard on the control connection.
+#[derive(Debug)]
+pub enum Heard<R> {
+    /// A message.
+    Message(R),
+    /// A piece of device state.
+    State(Vec<u8>),
+    /// The other side is at work.
+    Beat,
+}
+
+/// One side's end: it sends messages `S` and receives messages `R`. Dropped, it says nothing more.
+pub struct Control<S, R> {
+    session: u64,
+    writer: Arc<Mutex<Writer>>,
+    heard: Mutex<Receiver<Result<Heard<R>, MigrateError>>>,
+    sends: PhantomData<fn(S)>,
+}
+
+/// What this code can.
+fn ours() -> Hello {
+    Hello::ours(Features::LZ4.union(Features::ZSTD))
+}
+
+impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
+    /// The source's end of a migration's control connection.
+    ///
+    /// # Errors
+    /// Where the other side does not answer, or speaks no version of the protocol that this one does.
+    pub fn greet(
+        from: impl Read + Send + 'static,
+        to: impl Write + Send + 'static,
+        session: u64,
+    ) -> Result<(Self, Agreement), MigrateError> {
+        let mut writer =
+            FrameWriter::new(Box::new(to) as Box<dyn Write + Send>, session, CONTROL, Side::Source);
+        writer.send(Kind::Hello, &ours().bytes())?;
+        let mut reader = FrameReader::new(from, session, CONTROL, Side::Destination);
+        let agreement = match reader.receive()? {
+            Some((Kind::Hello, bytes)) => ours().agree(&Hello::parse(bytes)?)?,
+            Some(_) => return Err(MigrateError::Unexpected(CONTROL)),
+            None => return Err(MigrateError::NoAnswer),
+        };
+        Ok((Self::begin(session, writer, reader), agreement))
+    }
+
+    /// The destination's end: which migration it is about, the source says.
+    ///
+    /// # Errors
+    /// As [`Control::greet`].
+    pub fn accept(
+        from: impl Read + Send + 'static,
+        to: impl Write + Send + 'static,
+    ) -> Result<(Self, Agreement), MigrateError> {
+        let (reader, hello) = FrameReader::greeted(from, Side::Source)?;
+        let session = reader.session();
+        let to = Box::new(to) as Box<dyn Write + Send>;
+        let mut writer = FrameWriter::new(to, session, CONTROL, Side::Destination);
+        writer.send(Kind::Hello, &ours().bytes())?;
+        let agreement = ours().agree(&hello)?;
+        if reader.shard() != CONTROL {
+            return Err(MigrateError::Unexpected(reader.shard()));
+        }
+        Ok((Self::begin(session, writer, reader), agreement))
+    }
+
+    fn begin(
+        session: u64,
+        writer: Writer,
+        mut reader: FrameReader<impl Read + Send + 'static>,
+    ) -> Self {
+        let writer = Arc::new(Mutex::new(writer));
+        let (sender, heard) = channel();
+        std::thread::spawn(move || read_all(&mut reader, &sender));
+        let beating = Arc::downgrade(&writer);
+        std::thread::spawn(move || beat(&beating));
+        Self { session, writer, heard: Mutex::new(heard), sends: PhantomData }
+    }
+
+    /// Which migration it is about.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Where the connection fails.
+    pub fn send(&self, message: &S) -> Result<(), MigrateError> {
+        let text = serde_json::to_vec(message).map_err(MigrateError::Message)?;
+        lock(&self.writer).send(Kind::Control, &text)
+    }
+
+    /// Sends device state; its length was said before.
+    ///
+    /// # Errors
+    /// Where the connection fails.
+    pub fn send_state(&self, state: &[u8]) -> Result<(), MigrateError> {
+        let mut writer = lock(&self.writer);
+        state.chunks(STATE_FRAME_BYTES).try_for_each(|piece| writer.send(Kind::State, piece))
+    }
+
+    /// What is said next.
+    ///
+    /// # Errors
+    /// Where the connection fails or has ended, or the other side is silent for too long.
+    pub fn hear(&self) -> Result<Heard<R>, MigrateError> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            return match heard.recv_timeout(SILENT_FOR) {
+                Ok(Ok(Heard::Beat)) => continue,
+                Ok(heard) => heard,
+                Err(RecvTimeoutError::Timeout) => Err(MigrateError::Silent(SILENT_FOR)),
+                Err(RecvTimeoutError::Disconnected) => Err(MigrateError::Ended(CONTROL)),
+            };
+        }
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// As [`Control::hear`], or where device state comes that is not due.
+    pub fn message(&self) -> Result<R, MigrateError> {
+        match self.hear()? {
+            Heard::Message(message) => Ok(message),
+            _ => Err(MigrateError::Unexpected(CONTROL)),
+        }
+    }
+}
+
+fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads frames until the connection ends or somebody has heard enough.
+fn read_all<R: DeserializeOwned>(
+    reader: &mut FrameReader<impl Read>,
+    sender: &Sender<Result<Heard<R>, MigrateError>>,
+) {
+    loop {
+        let heard = match reader.receive() {
+            Ok(None) => return,
+            Ok(Some((Kind::Control, text))) => {
+                serde_json::from_slice(text).map(Heard::Message).map_err(MigrateError::Message)
+            }
+            Ok(Some((Kind::State, bytes))) => Ok(Heard::State(bytes.to_vec())),
+            Ok(Some((Kind::Beat, _))) => Ok(Heard::Beat),
+            Ok(Some(_)) => Err(MigrateError::Unexpected(CONTROL)),
+            Err(error) => Err(error),
+        };
+        let is_over = heard.is_err();
+        if sender.send(heard).is_err() || is_over {
+            return;
+        }
+    }
+}
+
+/// Says that this side is at work, as long as there is a connection.
+fn beat(writer: &Weak<Mutex<Writer>>) {
+    loop {
+        std::thread::sleep(BEAT_EVERY);
+        let Some(writer) = writer.upgrade() else { return };
+        if lock(&writer).send(Kind::Beat, &[]).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The source's way to send memory: a pass over the pages that stand still, then dirty sets, each an
+//! epoch that the destination says has arrived.
+//!
+//! A dirty set is a debt until its epoch has arrived: dropped before, its pages are dirty again.
+
+use crate::MigrateError;
+use crate::send::PageSender;
+use dewar_capture::{DirtySink, PIECE, Pieces, StandingPages, cores};
+use dewar_memory::{DirtyLease, Ram, WriteTracker};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A guest's memory on its way over the wire.
+pub struct Precopy<'p> {
+    ram: &'p Ram,
+    sender: &'p PageSender,
+    /// Waits until an epoch has arrived at the other side.
+    arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
+    epoch: u32,
+    pages: u64,
+}
+
+impl<'p> Precopy<'p> {
+    /// Nothing is sent yet.
+    pub fn new(
+        ram: &'p Ram,
+        sender: &'p PageSender,
+        arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
+    ) -> Self {
+        Self { ram, sender, arrived, epoch: 0, pages: 0 }
+    }
+
+    /// The last epoch.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// How many pages were sent, each time.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Sends every page that stands still, but those that were never written: the destination's memory
+    /// begins as zeros. Writes must be recorded already. `progress` is told how many pages of all were
+    /// looked at.
+    ///
+    /// # Errors
+    /// Where memory cannot be read or sent.
+    pub fn send_standing(
+        &mut self,
+        tracker: &WriteTracker,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), MigrateError> {
+        let all = PageSet::full(self.ram.pages());
+        let standing = StandingPages::new(self.ram, &all)?;
+        let (done, sent) = (AtomicU64::new(0), AtomicU64::new(0));
+        let work = || -> Result<(), MigrateError> {
+            let mut sink = self.sender.sink();
+            let mut bytes = vec![0; PAGE_BYTES];
+            while let Some(piece) = standing.pieces().take() {
+                let (pages, _) = standing.of(piece, tracker, |_| true)?;
+                for page in &pages {
+                    self.ram.copy_page(*page, &mut bytes);
+                    sink.put(*page, &bytes)?;
+                }
+                sent.fetch_add(pages.len() as u64, Ordering::Relaxed);
+                progress(done.fetch_add(piece.count(), Ordering::Relaxed) + piece.count());
+            }
+            sink.flush()
+        };
+        on_threads(cores(), || work().inspect_err(|_| standing.pieces().stop()))?;
+        self.pages += sent.into_inner();
+        self.end_epoch()?;
+        (self.arrived)(self.epoch)
+    }
+
+    /// Sends pages as they are now, as an epoch of their own, and waits until they have arrived.
+    ///
+    /// # Errors
+    /// Where they cannot be sent, or do not arrive.
+    pub fn send(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
+        self.send_last(pages)?;
+        (self.arrived)(self.epoch)
+    }
+
+    /// The same without waiting: the destination waits for the last epoch by itself.
+    ///
+    /// # Errors
+    /// Where they cannot be sent.
+    pub fn send_last(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
+        let pages: Vec<PageNumber> = pages.iter().collect();
+        let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
+        let work = || -> Result<(), MigrateError> {
+            let mut sink = self.sender.sink();
+            let mut bytes = vec![0; PAGE_BYTES];
+            while let Some(piece) = pieces.take() {
+                for page in &pages[piece.start.index()..piece.end.index()] {
+                    self.ram.copy_page(*page, &mut bytes);
+                    sink.put(*page, &bytes)?;
+                }
+            }
+            sink.flush()
+        };
+        let threads = cores().min(pages.len().div_ceil(PIECE as usize));
+        on_threads(threads, || work().inspect_err(|_| pieces.stop()))?;
+        self.pages += pages.len() as u64;
+        self.end_epoch()
+    }
+
+    fn end_epoch(&mut self) -> Result<(), MigrateError> {
+        self.epoch += 1;
+        self.sender.end_epoch(self.epoch)
+    }
+}
+
+impl<'t> DirtySink<'t> for Precopy<'_> {
+    type Error = MigrateError;
+
+    fn capture(&mut self, lease: DirtyLease<'t>) -> Result<(), MigrateError> {
+        self.send(lease.pages())?;
+        lease.commit();
+        Ok(())
+    }
+
+    fn make_room(&mut self, _dirty_pages: u64) {}
+}
+
+/// Does the work on so many threads; the first error counts.
+fn on_threads(
+    threads: usize,
+    work: impl Fn() -> Result<(), MigrateError> + Sync,
+) -> Result<(), MigrateError> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).fold(Ok(()), Result::and)
+    })
+}

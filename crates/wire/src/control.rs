@@ -1,0 +1,109 @@
+//! Messages of the control connection, in JSON ([`Kind::Control`](crate::frame::Kind::Control)).
+//!
+//! ```text
+//!  source                                destination
+//!  Offer ->                                            may the guest come?
+//!                       <- Accepted, or Declined
+//!  pages, a barrier for each epoch ...
+//!                       <- Arrived, for each epoch
+//!  Stopped, then its device state ->                   the guest stands still
+//!  Ownership ->         <- Ownership                   who runs it: see `ownership`
+//! ```
+//!
+//! A connection that asks about an earlier migration begins with [`ToDestination::Resume`] or
+//! [`ToDestination::GiveUp`] in place of the offer.
+
+use crate::ownership::{FromDestination, FromSource};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The number of the control connection; those of pages count from 0.
+pub const CONTROL: u16 = u16::MAX;
+/// Most bytes of device state.
+pub const MOST_STATE_BYTES: u64 = 1 << 30;
+/// Bytes of device state in a frame.
+pub const STATE_FRAME_BYTES: usize = 1 << 20;
+
+/// A file of a guest's RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// The hypervisor's name for it.
+    pub name: String,
+    /// Its size, whole pages.
+    pub bytes: u64,
+}
+
+/// A guest that is to come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// Its name.
+    pub guest: String,
+    /// Where it is now, in words for people.
+    pub from: String,
+    /// How to start it; the two sides' business.
+    pub machine: Value,
+    /// Its RAM, in the order of its pages.
+    pub regions: Vec<Region>,
+    /// On how many connections pages will come.
+    pub connections: u16,
+}
+
+/// A guest that stands still. The last epoch's pages and so many bytes of device state make it whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The epoch that the destination must have.
+    pub epoch: u32,
+    /// Bytes of device state that follow.
+    pub state_bytes: u64,
+    /// Whether it ran, and is to run.
+    pub was_running: bool,
+    /// What else is to be as it was; the two sides' business.
+    pub machine: Value,
+}
+
+/// What the source says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ToDestination {
+    /// A guest is to come.
+    Offer(Box<Offer>),
+    /// What became of the guest in the migration that the greeting names?
+    Resume {
+        /// The guest.
+        guest: String,
+    },
+    /// The same; the destination is to refuse the guest, if it has not begun to run it.
+    GiveUp {
+        /// The guest.
+        guest: String,
+    },
+    /// The guest stands still; frames of device state follow.
+    Stopped(Box<Stopped>),
+    /// Who runs the guest.
+    Ownership(FromSource),
+}
+
+/// What the destination says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ToSource {
+    /// The guest may come.
+    Accepted,
+    /// It may not.
+    Declined {
+        /// A sentence.
+        why: String,
+    },
+    /// All pages of an epoch are there.
+    Arrived {
+        /// Which.
+        epoch: u32,
+    },
+    /// Something failed; what follows says what becomes of the guest.
+    Failed {
+        /// A sentence.
+        why: String,
+    },
+    /// Who runs the guest.
+    Ownership(FromDestination),
+}
