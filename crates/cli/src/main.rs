@@ -25,7 +25,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     dewar_kernel::heed_children();
-    if matches!(cli.verb, Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_) | Verb::Migrate(_)) {
+    if matches!(
+        cli.verb,
+        Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_) | Verb::Migrate(_)
+    ) {
         // Where it is refused all is as it always was.
         let _ = dewar_kernel::run_on();
     }

@@ -142,9 +142,8 @@ pub fn moves(record: &GuestRecord) -> Failure {
             Failure::new(Code::Failed, format!("'{name}' is another host's, and on its way here"))
                 .advice(format!("'dewar migrate {name} --abort' refuses it"))
         }
-        _ => Failure::new(Code::Failed, format!("'{name}' was given to another host")).advice(format!(
-            "'dewar migrate {name} --resume' asks what became of it"
-        )),
+        _ => Failure::new(Code::Failed, format!("'{name}' was given to another host"))
+            .advice(format!("'dewar migrate {name} --resume' asks what became of it")),
     };
     failure.state("it stays as it is")
 }

@@ -108,10 +108,9 @@ fn pass_on(
         stream.read_exact(&mut header[first..])?;
         let parsed = Header::parse_any(&header).map_err(|error| invalid(error.to_string()))?;
         let shard = parsed.place.shard;
-        let (_, sender) = senders
-            .iter()
-            .find(|(it, _)| *it == shard)
-            .ok_or_else(|| invalid(format!("a frame of an unknown connection, {shard}, arrived")))?;
+        let (_, sender) = senders.iter().find(|(it, _)| *it == shard).ok_or_else(|| {
+            invalid(format!("a frame of an unknown connection, {shard}, arrived"))
+        })?;
         let mut frame = header.to_vec();
         frame.resize(HEADER_BYTES + parsed.length as usize, 0);
         stream.read_exact(&mut frame[HEADER_BYTES..])?;

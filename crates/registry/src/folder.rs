@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// How often a lock that somebody has is tried again.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
+/// The file that is locked.
+const LOCK: &str = "lock";
+
 /// The folder of one guest.
 #[derive(Debug, Clone)]
 pub struct GuestFolder {
@@ -112,7 +115,7 @@ impl GuestFolder {
     /// [`RegistryError::Locked`] where another command holds it.
     pub fn lock(&self) -> Result<GuestLock, RegistryError> {
         self.make()?;
-        let path = self.file("lock");
+        let path = self.file(LOCK);
         let file = OpenOptions::new()
             .write(true)
             .create(true)
@@ -214,11 +217,30 @@ impl GuestFolder {
         }
     }
 
-    /// Removes the folder, and with it the guest.
+    /// Removes the folder, and with it the guest. The lock is the last to go: until then nobody else
+    /// is let in.
     ///
     /// # Errors
     /// Where something cannot be removed.
     pub fn remove_all(&self) -> Result<(), RegistryError> {
-        fs::remove_dir_all(&self.path).map_err(io_error("remove", &self.path))
+        for entry in fs::read_dir(&self.path).map_err(io_error("list", &self.path))?.flatten() {
+            let path = entry.path();
+            let removed = match entry.file_type().is_ok_and(|it| it.is_dir()) {
+                true => fs::remove_dir_all(&path),
+                false if entry.file_name() == LOCK => Ok(()),
+                false => fs::remove_file(&path),
+            };
+            match removed {
+                // A QEMU that is ending takes its socket away by itself.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.map_err(io_error("remove", &path))?,
+            }
+        }
+        let _ = fs::remove_file(self.file(LOCK));
+        match fs::remove_dir(&self.path) {
+            // Another command has begun something under the name.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            removed => removed.map_err(io_error("remove", &self.path)),
+        }
     }
 }

@@ -24,7 +24,11 @@ pub(crate) fn read<T: DeserializeOwned>(
 }
 
 /// Writes one in one step, and to disk.
-pub(crate) fn write(folder: &Path, name: &str, value: &impl Serialize) -> Result<(), RegistryError> {
+pub(crate) fn write(
+    folder: &Path,
+    name: &str,
+    value: &impl Serialize,
+) -> Result<(), RegistryError> {
     let file = replace(folder, name, value, File::sync_all);
     file.and_then(|()| File::open(folder)?.sync_all())
         .map_err(io_error("write", &folder.join(name)))

@@ -40,6 +40,9 @@ pub struct Offer {
     pub guest: String,
     /// Where it is now, in words for people.
     pub from: String,
+    /// Tells the process that has it from all others. What is offered anew was not given away: an
+    /// earlier migration of it can be refused.
+    pub instance: String,
     /// How to start it; the two sides' business.
     pub machine: Value,
     /// Its RAM, in the order of its pages.

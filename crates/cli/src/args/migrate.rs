@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  dewar migrate web host2\n  dewar migrate web root@10.0.0.7 --max-downtime 200ms\n  \
-                  dewar migrate web --via 'ip netns exec b'\n  dewar migrate web --resume")]
+#[command(
+    after_help = "Examples:\n  dewar migrate web host2\n  dewar migrate web root@10.0.0.7 --max-downtime 200ms\n  \
+                  dewar migrate web --via 'ip netns exec b'\n  dewar migrate web --resume"
+)]
 pub struct MigrateArgs {
     /// The guest.
     pub name: String,

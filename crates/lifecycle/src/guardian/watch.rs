@@ -79,9 +79,16 @@ fn put_back(
     folder: &GuestFolder,
     record: &GuestRecord,
 ) -> Result<(), Failure> {
-    match record.phase {
-        Phase::Leaving => recover_source(connect, folder, record).map(drop),
-        _ => Ok(recover(connect, folder, record)?),
+    if record.phase != Phase::Leaving {
+        return Ok(recover(connect, folder, record)?);
+    }
+    let same = |now: &GuestRecord| now.process.is_same(&record.process);
+    // Read each time: a try that failed may have come far. Nothing is left of a guest that is gone, and
+    // what has its name now is another.
+    let Some(now) = folder.record_if_any()?.filter(same) else { return Ok(()) };
+    match recover_source(connect, folder, &now) {
+        Err(_) if folder.record_if_any()?.is_none() => Ok(()),
+        result => result.map(drop),
     }
 }
 

@@ -2,6 +2,7 @@
 //! touches the guest.
 
 use super::moving_machine::MovingMachine;
+use super::recover::refuse_earlier;
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::{NextGuest, clear_predecessor};
@@ -44,8 +45,7 @@ impl Place {
         let program = machine.program_here()?;
         machine.require_files()?;
         let folder = host.registry.guest(&offer.guest)?;
-        let lock = folder.lock()?;
-        require_free_name(&folder)?;
+        let lock = free_name(&folder, &offer.instance)?;
         let ram_dir = ram_dir(None);
         drop(clear_predecessor(&folder, Some(&ram_dir), NextGuest::Another)?);
         let regions = planned_regions(offer, |id| folder.ram_file(&ram_dir, id))?;
@@ -80,13 +80,20 @@ impl Place {
     }
 }
 
-/// No guest has the name, nor had.
-fn require_free_name(folder: &GuestFolder) -> Result<(), Failure> {
-    let Some(record) = folder.record_if_any()? else { return Ok(()) };
-    // What is left of an earlier try goes with this.
-    let _ = recover(folder, record);
+/// The lock of a name that no guest has, nor had.
+fn free_name(folder: &GuestFolder, instance: &str) -> Result<GuestLock, Failure> {
+    let mut lock = folder.lock()?;
+    if let Some(record) = folder.record_if_any()? {
+        // What is left of an earlier try goes, and with it the lock's file.
+        refuse_earlier(folder, &record, instance)?;
+        if let Some(record) = folder.record_if_any()? {
+            let _ = recover(folder, record);
+        }
+        drop(lock);
+        lock = folder.lock()?;
+    }
     match folder.record_if_any()? {
-        None => Ok(()),
+        None => Ok(lock),
         Some(record) if record.process.is_alive() || record.frozen.is_some() => {
             Err(RegistryError::Exists(folder.name().to_owned()).into())
         }

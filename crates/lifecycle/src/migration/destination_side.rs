@@ -7,9 +7,7 @@ use dewar_guest_qemu::launch::kill;
 use dewar_migrate::Control;
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_wire::control::{ToDestination, ToSource};
-use dewar_wire::ownership::{
-    Destination, DestinationAction, DestinationEvent, DestinationRecord,
-};
+use dewar_wire::ownership::{Destination, DestinationAction, DestinationEvent, DestinationRecord};
 
 /// The destination's end of the control connection.
 pub(super) type ToTheSource = Control<ToSource, ToDestination>;

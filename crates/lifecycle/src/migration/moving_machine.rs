@@ -95,6 +95,7 @@ fn missing(what: &str, path: &Path) -> Failure {
 
 /// A guest's RAM, as the destination is told of it.
 pub(super) fn regions(record: &GuestRecord) -> Vec<Region> {
-    let region = |file: &dewar_registry::RamFile| Region { name: file.id.clone(), bytes: file.bytes };
+    let region =
+        |file: &dewar_registry::RamFile| Region { name: file.id.clone(), bytes: file.bytes };
     record.ram.iter().map(region).collect()
 }

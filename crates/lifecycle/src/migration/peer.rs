@@ -97,9 +97,7 @@ pub(super) struct Peer {
 
 impl Peer {
     /// The connection for pages, and what is left.
-    pub fn split(
-        self,
-    ) -> (Control<ToDestination, ToSource>, TunnelWriter<ChildStdin>, Running) {
+    pub fn split(self) -> (Control<ToDestination, ToSource>, TunnelWriter<ChildStdin>, Running) {
         (self.control, self.pages, self.process)
     }
 }
@@ -130,7 +128,8 @@ mod tests {
         let root = Path::new("/a b/it's");
         let ssh = PeerCommand::ssh("h", "dewar", Some(root));
         assert_eq!(ssh.words[4], r"dewar --root '/a b/it'\''s' receive");
-        let said = Command::new("sh").args(["-c", &format!("printf '%s|' {}", ssh.words[4])]).output();
+        let said =
+            Command::new("sh").args(["-c", &format!("printf '%s|' {}", ssh.words[4])]).output();
         assert_eq!(said.expect("sh").stdout, b"dewar|--root|/a b/it's|receive|");
         let via = PeerCommand::via("env A=b printf '%s|'", None, "dewar", Some(root));
         let said = Command::new(&via.words[0]).args(&via.words[1..]).output();

@@ -11,9 +11,7 @@ use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_migrate::{Control, Heard, MigrateError, PageReceiver, TunnelWriter, take_apart};
 use dewar_registry::{Forward, GuestFolder, Migrations};
-use dewar_wire::control::{
-    CONTROL, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource,
-};
+use dewar_wire::control::{CONTROL, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource};
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -71,6 +69,7 @@ fn arrive(
             guest: offer.guest.clone(),
             other: offer.from.clone(),
             peer: None,
+            instance: offer.instance.clone(),
             side: SideRecord::Destination(DestinationRecord::Loaded),
         },
         folder: &folder,

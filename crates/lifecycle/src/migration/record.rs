@@ -16,8 +16,24 @@ pub struct MigrationRecord {
     /// How the source reaches it.
     #[serde(default)]
     pub peer: Option<PeerCommand>,
+    /// Tells the process at the source that has the guest from all others.
+    #[serde(default)]
+    pub instance: String,
     /// How far it is.
     pub side: SideRecord,
+}
+
+impl MigrationRecord {
+    /// What is noted of a migration of which nothing is on disk: that the guest will not run here.
+    pub fn refused(guest: &str) -> Self {
+        Self {
+            guest: guest.to_owned(),
+            other: "another host".to_owned(),
+            peer: None,
+            instance: String::new(),
+            side: SideRecord::Destination(DestinationRecord::Refused),
+        }
+    }
 }
 
 /// How far a side is.

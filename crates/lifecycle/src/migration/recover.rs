@@ -7,7 +7,7 @@ use crate::failure::{Code, Failure};
 use dewar_guest_qemu::{Incoming, Qmp, QmpError};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use dewar_wire::ownership::{
-    Destination, DestinationEvent, DestinationRecord, Source, SourceRecord,
+    Destination, DestinationAction, DestinationEvent, DestinationRecord, Source, SourceRecord,
 };
 
 /// Whether a guest is one that moves: only what knows of its migration may touch it.
@@ -69,7 +69,7 @@ pub(super) fn arriving<'d>(
     record: GuestRecord,
     session: u64,
     on_disk: Option<MigrationRecord>,
-) -> Result<(DestinationSide<'d>, Vec<dewar_wire::ownership::DestinationAction>), Failure> {
+) -> Result<(DestinationSide<'d>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = record.process.is_alive();
     let (machine, now) = Destination::recover(known, lives);
@@ -77,12 +77,7 @@ pub(super) fn arriving<'d>(
     let mut side = DestinationSide {
         machine,
         session,
-        record: on_disk.unwrap_or_else(|| MigrationRecord {
-            guest: record.name.clone(),
-            other: "another host".to_owned(),
-            peer: None,
-            side: SideRecord::Destination(DestinationRecord::Refused),
-        }),
+        record: on_disk.unwrap_or_else(|| MigrationRecord::refused(&record.name)),
         folder,
         guest: Some(record.clone()),
         incoming: None,
@@ -106,7 +101,7 @@ fn recover_destination(folder: &GuestFolder, record: GuestRecord) -> Result<Gues
     let (mut side, now) = arriving(folder, record, session, on_disk)?;
     match never_arrived {
         // What a killed process had received can never be loaded.
-        true => side.carry_out(vec![dewar_wire::ownership::DestinationAction::Discard])?,
+        true => side.carry_out(vec![DestinationAction::Discard])?,
         false => side.carry_out(now)?,
     }
     Ok(folder.record()?)
@@ -138,8 +133,26 @@ pub fn refuse(folder: &GuestFolder, record: GuestRecord) -> Result<(), Failure> 
     side.carry_out(now)?;
     side.on(DestinationEvent::GiveUp)?;
     match side.machine.record() {
-        None => side.carry_out(vec![dewar_wire::ownership::DestinationAction::Discard]),
+        None => side.carry_out(vec![DestinationAction::Discard]),
         _ => Ok(()),
+    }
+}
+
+/// Refuses a guest that arrives and is offered anew by the process that has it: it was not given away.
+///
+/// # Errors
+/// Where that cannot be noted.
+pub(super) fn refuse_earlier(
+    folder: &GuestFolder,
+    record: &GuestRecord,
+    instance: &str,
+) -> Result<(), Failure> {
+    let on_disk = migration_of(folder, record)?.and_then(|(_, on_disk)| on_disk);
+    let is_same = on_disk.as_ref().is_some_and(|it| it.instance == instance);
+    let known = on_disk.as_ref().and_then(MigrationRecord::destination);
+    match record.phase == Phase::Arriving && is_same && known == Some(DestinationRecord::Loaded) {
+        true => refuse(folder, record.clone()),
+        false => Ok(()),
     }
 }
 

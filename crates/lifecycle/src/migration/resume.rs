@@ -2,7 +2,7 @@
 //! for again, or a person says.
 
 use super::destination_side::{DestinationSide, ToTheSource};
-use super::record::{MigrationRecord, SideRecord, migration_of};
+use super::record::{MigrationRecord, migration_of};
 use super::recover::{arriving, is_given, refuse};
 use super::source_side::{ByRecord, SourceSide};
 use crate::failure::{Code, Failure};
@@ -14,8 +14,7 @@ use dewar_migrate::{Heard, MigrateError};
 use dewar_registry::{Migrations, Phase};
 use dewar_wire::control::{CONTROL, ToDestination, ToSource};
 use dewar_wire::ownership::{
-    Destination, DestinationEvent, DestinationRecord, FromSource, Source, SourceEvent,
-    SourceRecord,
+    Destination, DestinationEvent, DestinationRecord, FromSource, Source, SourceEvent, SourceRecord,
 };
 use std::time::Duration;
 
@@ -199,12 +198,7 @@ pub(super) fn answer(
         Some(record) => arriving(&folder, record, session, on_disk)?,
         None => {
             let (machine, _) = Destination::recover(known, false);
-            let record = on_disk.unwrap_or_else(|| MigrationRecord {
-                guest: name.to_owned(),
-                other: "another host".to_owned(),
-                peer: None,
-                side: SideRecord::Destination(DestinationRecord::Refused),
-            });
+            let record = on_disk.unwrap_or_else(|| MigrationRecord::refused(name));
             let side = DestinationSide {
                 machine,
                 session,

@@ -81,8 +81,7 @@ pub fn migrate(
     machine.require_shared_disks(&folder).map_err(untouched)?;
     let session = new_session().map_err(untouched)?;
     reporter.stage("reaching the other host");
-    let (control, pages, _process) =
-        options.peer.connect(session).map_err(untouched)?.split();
+    let (control, pages, _process) = options.peer.connect(session).map_err(untouched)?.split();
     offer(&control, &checked, &machine, &options.peer.name).map_err(untouched)?;
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
     let pauses = guardian.pauses()?;
@@ -97,6 +96,7 @@ pub fn migrate(
             guest: folder.name().to_owned(),
             other: options.peer.name.clone(),
             peer: Some(options.peer.clone()),
+            instance: instance(&checked),
             side: SideRecord::Source(SourceRecord::Intent),
         },
         folder: &folder,
@@ -113,6 +113,12 @@ pub fn migrate(
     let mut moved = end?;
     (moved.total, moved.bytes) = (began.elapsed(), sender.bytes());
     Ok(moved)
+}
+
+/// Tells a guest's QEMU from all others.
+fn instance(record: &GuestRecord) -> String {
+    let process = record.process;
+    format!("{:x}-{}-{}", process.boot, process.pid, process.started)
 }
 
 /// A number that no other migration has.
@@ -135,15 +141,17 @@ fn offer(
     control.send(&ToDestination::Offer(Box::new(Offer {
         guest: checked.name.clone(),
         from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        instance: instance(checked),
         machine,
         regions: regions(checked),
         connections: 1,
     })))?;
     match control.message()? {
         ToSource::Accepted => Ok(()),
-        ToSource::Declined { why } => {
-            Err(Failure::new(Code::Unsupported, format!("{to} does not take '{}': {why}", checked.name)))
-        }
+        ToSource::Declined { why } => Err(Failure::new(
+            Code::Unsupported,
+            format!("{to} does not take '{}': {why}", checked.name),
+        )),
         _ => Err(MigrateError::Unexpected(CONTROL).into()),
     }
 }
@@ -281,11 +289,7 @@ impl Moving<'_> {
 }
 
 /// Begins to record the guest's writes.
-fn track(
-    guest: &mut QemuGuest,
-    folder: &GuestFolder,
-    ram: &Ram,
-) -> Result<WriteTracker, Failure> {
+fn track(guest: &mut QemuGuest, folder: &GuestFolder, ram: &Ram) -> Result<WriteTracker, Failure> {
     let known = Tracking::load(folder, guest.record())?;
     if let Some(known) = &known {
         known.invalidate(folder)?;
@@ -320,11 +324,7 @@ fn wait_for_epoch(control: &ToTheDestination, wanted: u32) -> Result<(), Migrate
     }
 }
 
-fn does_not_converge(
-    found: &Convergence,
-    epochs: &Epochs,
-    options: &MigrateOptions,
-) -> Failure {
+fn does_not_converge(found: &Convergence, epochs: &Epochs, options: &MigrateOptions) -> Failure {
     let pause = found.pause + FIXED_GAP;
     let what = format!(
         "the guest writes faster than the connection sends: after {} epochs {} pages are left, and it \

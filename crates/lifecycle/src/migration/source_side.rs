@@ -102,8 +102,10 @@ impl SourceSide<'_> {
         hands.end()?;
         (self.reached)("ended");
         self.folder.remove_ram(&self.guest)?;
-        self.folder.remove_all()?;
-        Ok(Migrations::new(self.folder.root()).remove(self.session)?)
+        // In this order: a guest of whose migration nothing is on disk is this host's.
+        self.folder.remove("guest.json")?;
+        Migrations::new(self.folder.root()).remove(self.session)?;
+        Ok(self.folder.remove_all()?)
     }
 }
 
@@ -126,6 +128,8 @@ impl<F: FnMut() -> Result<Qmp, dewar_guest_qemu::QmpError>> Hands for ByRecord<'
     }
 
     fn end(&mut self) -> Result<(), Failure> {
+        // A connection that was inherited would keep this one out.
+        drop((self.connect)());
         end_qemu(self.record)
     }
 }
