@@ -98,7 +98,8 @@ pub fn started(command: i32, verb: &str) -> Option<i32> {
     })
 }
 
-fn children(of: i32) -> Vec<i32> {
+/// The processes that a process started.
+pub fn children(of: i32) -> Vec<i32> {
     let tasks = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
     tasks.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }

@@ -1,7 +1,10 @@
 //! Guests that move to another host and back.
 
-use crate::common;
-use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, wait_until};
+use crate::common::{self, HeldCheckpoint};
+use dewar_guest_qemu::Qmp;
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, kill, signal_stop, wait_until};
+use rustix::process::Signal;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// Two hosts, and a guest on the first.
@@ -21,16 +24,40 @@ impl Hosts {
 
     /// The command line that moves the guest to a host.
     fn line(to: &Lab, more: &[&str]) -> Vec<String> {
-        let (via, root) = (to.via(), to.root().display().to_string());
+        Self::line_via(&to.via(), to, more)
+    }
+
+    /// The same over a connection of one's own.
+    fn line_via(via: &str, to: &Lab, more: &[&str]) -> Vec<String> {
+        let root = to.root().display().to_string();
         let program = to.program().display().to_string();
         let fixed =
-            ["migrate", "g", "--via", &via, "--remote-root", &root, "--remote-dewar", &program];
+            ["migrate", "g", "--via", via, "--remote-root", &root, "--remote-dewar", &program];
         fixed.iter().chain(more).map(|word| (*word).to_owned()).collect()
     }
 
     fn migrate(from: &Lab, to: &Lab, more: &[&str]) -> Ran {
-        let line = Self::line(to, more);
-        from.dewar(&line.iter().map(String::as_str).collect::<Vec<_>>())
+        from.dewar(&words(&Self::line(to, more)))
+    }
+
+    /// A migration from A to B that stands still at a step of the destination's.
+    fn held_there(&self, step: &str, line: &[String]) -> HeldThere {
+        let mut command = self.a.command(&words(line));
+        command.env("DEWAR_TEST_SIGNAL", format!("{step}:stop"));
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dewar");
+        let mut there = None;
+        wait_until(&format!("step '{step}'"), Duration::from_secs(60), || {
+            there = common::started(command.id() as i32, "receive").filter(|pid| signal_stop(*pid));
+            there.is_some()
+        });
+        HeldThere { command, there: there.expect("it stands there") }
+    }
+
+    /// The process of the guest's QEMU on a host, whatever any command thinks of it.
+    fn qemu_of(lab: &Lab) -> i32 {
+        let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
+        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+        record["process"]["pid"].as_i64().expect("pid") as i32
     }
 
     /// Connects to the guest where it runs now.
@@ -77,7 +104,7 @@ impl Hosts {
     /// Moves the guest from A to B, one of the commands being killed at a step.
     fn killed_at(&self, step: &str) -> Ran {
         let line = Self::line(&self.b, &["--max-downtime", "1s"]);
-        let mut command = self.a.command(&line.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut command = self.a.command(&words(&line));
         let output = command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill")).output();
         Ran::of(&output.expect("dewar"))
     }
@@ -89,6 +116,40 @@ impl Hosts {
             assert!(!self.assert_on_one(after), "{after}: it is back");
         }
     }
+}
+
+fn words(line: &[String]) -> Vec<&str> {
+    line.iter().map(String::as_str).collect()
+}
+
+/// A migration whose destination stands still.
+struct HeldThere {
+    command: Child,
+    there: i32,
+}
+
+impl HeldThere {
+    fn go_on(self) -> Ran {
+        kill(self.there, Signal::CONT);
+        Ran::of(&self.command.wait_with_output().expect("wait"))
+    }
+}
+
+/// Ends the programs through which a command's connection goes.
+fn cut_link(command: i32) {
+    let links = common::children(command).into_iter().flat_map(common::children);
+    let is_link = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cat")
+    };
+    let links: Vec<i32> = links.filter(is_link).collect();
+    assert_eq!(links.len(), 2, "a link each way");
+    links.into_iter().for_each(end);
+}
+
+/// Ends a process that is not ours to wait for.
+fn end(pid: i32) {
+    kill(pid, Signal::KILL);
+    dewar_testkit::wait_while_alive(pid);
 }
 
 #[test]
@@ -148,4 +209,156 @@ fn killed_at_every_step_it_runs_on_one_host() {
         }
         hosts.bring_back(&after);
     }
+}
+
+/// The connection is cut while one of the two commands stands at a step, which then goes on.
+#[test]
+fn a_link_that_is_cut_leaves_it_on_one_host() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    // A link that can be cut, with ends that are alive.
+    let via = format!("sh -c 'cat | \"$@\" | cat' sh {}", hosts.b.via());
+    let line = Hosts::line_via(&via, &hosts.b, &["--max-downtime", "1s"]);
+    for (step, is_here, code, states) in [
+        ("sending changes", true, 1, ["running", "-"]),
+        ("intent", true, 1, ["running", "-"]),
+        ("given", true, 5, ["given away", "arriving"]),
+        ("receiving memory", false, 1, ["running", "-"]),
+        ("loaded", false, 1, ["running", "arriving"]),
+        ("owned", false, 5, ["given away", "running"]),
+        ("running", false, 5, ["given away", "running"]),
+    ] {
+        let after = format!("the link is cut at '{step}'");
+        let ran = if is_here {
+            let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), step);
+            cut_link(held.pid);
+            let (code, stdout, stderr) = held.go_on();
+            Ran { code, stdout, stderr }
+        } else {
+            let held = hosts.held_there(step, &line);
+            cut_link(held.command.id() as i32);
+            held.go_on()
+        };
+        assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
+        let found = hosts.quiet_states(&after);
+        assert_eq!(found, states.map(str::to_owned), "{after}: {}", ran.stderr);
+        match found.each_ref().map(String::as_str) {
+            // Nobody can have it back now, or a person asks for it.
+            ["given away", "arriving"] => {
+                hosts.a.dewar(&["stop", "g", "--now"]).failed(1, &["given to another host"]);
+                hosts.b.dewar(&["stop", "g", "--now"]).failed(1, &["another host's"]);
+                hosts.b.dewar(&["migrate", "g", "--abort"]).done();
+                hosts.a.dewar(&["migrate", "g", "--take-back"]).done();
+            }
+            ["running", "arriving"] => {
+                hosts.b.dewar(&["migrate", "g", "--abort"]).done();
+            }
+            ["given away", _] => {
+                hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+            }
+            _ => {}
+        }
+        hosts.bring_back(&after);
+    }
+}
+
+/// A QEMU that ends leaves the guest in the other one, if that has all of it.
+#[test]
+fn a_qemu_that_ends_takes_no_guest_with_it_that_the_other_has() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
+    // The one that waits at B, while memory is sent, and when all is loaded.
+    for step in ["receiving memory", "loading the devices"] {
+        let held = hosts.held_there(step, &line);
+        end(Hosts::qemu_of(&hosts.b));
+        held.go_on().failed(1, &["the guest is running"]);
+        assert!(!hosts.assert_on_one(step));
+    }
+    // It ended when it had been given the guest: whether it ran there nobody knows.
+    let held = hosts.held_there("owned", &line);
+    end(Hosts::qemu_of(&hosts.b));
+    held.go_on().failed(5, &["--take-back"]);
+    assert_eq!(hosts.quiet_states("owned"), ["given away", "arriving"].map(str::to_owned));
+    for ending in ["--resume", "--abort"] {
+        hosts.a.dewar(&["migrate", "g", ending]).failed(5, &["not known whether"]);
+    }
+    hosts.b.dewar(&["migrate", "g", "--abort"]).failed(1, &["cannot be refused"]);
+    hosts.b.dewar(&["rm", "g", "--force"]).done();
+    hosts.a.dewar(&["migrate", "g", "--take-back"]).done();
+    assert!(!hosts.assert_on_one("taken back"));
+    // The one that it leaves.
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "sending changes");
+    end(Hosts::qemu_of(&hosts.a));
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert_eq!(hosts.quiet_states("the source's"), ["ended", "-"].map(str::to_owned));
+}
+
+/// What cannot move is refused before anything is touched.
+#[test]
+fn what_cannot_move_stays_as_it_is() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    let refused = |hosts: &Hosts, code: i32, said: &[&str], more: &[&str]| {
+        Hosts::migrate(&hosts.a, &hosts.b, more).failed(code, said);
+        assert_eq!(hosts.states(), ["running", "-"].map(str::to_owned), "{said:?}");
+    };
+    // Nobody is there, or it is no dewar, or it is one that says what is none of the protocol.
+    let liar = "sh -c 'head -c 4000 /dev/urandom; cat > /dev/null' sh";
+    for via in ["false", "/nonexistent/program", liar] {
+        let line = Hosts::line_via(via, &hosts.b, &[]);
+        hosts.a.dewar(&words(&line)).failed(1, &["cannot be reached", "not touched"]);
+    }
+    // No pause is that short.
+    let more = ["--max-downtime", "1ms"];
+    refused(&hosts, 1, &["writes faster than", "'--max-downtime", "the guest is running"], &more);
+    // Its disk is not there.
+    let disk = hosts.b.guest_folder("g").expect("folder").join("disk0.qcow2");
+    let away = disk.with_extension("away");
+    std::fs::rename(&disk, &away).expect("rename");
+    refused(&hosts, 4, &["its disk", "is not on this host", "shared storage"], &[]);
+    std::fs::rename(&away, &disk).expect("rename");
+    // A destination that hears what is none of the protocol, or nothing.
+    for input in ["/dev/urandom", "/dev/null"] {
+        let input = std::fs::File::open(input).expect("input");
+        let mut receive = hosts.b.command(&["receive"]);
+        Ran::of(&receive.stdin(input).output().expect("dewar")).failed(1, &[]);
+    }
+    // The name is taken.
+    let folder = hosts.b.root().join("guests/g");
+    std::fs::create_dir_all(&folder).expect("folder");
+    let record = hosts.a.root().join("guests/g/guest.json");
+    std::fs::copy(record, folder.join("guest.json")).expect("copy");
+    Hosts::migrate(&hosts.a, &hosts.b, &[]).failed(4, &["there is a guest 'g' already"]);
+    std::fs::remove_dir_all(&folder).expect("remove");
+    assert!(!hosts.assert_on_one("refused all the time"));
+    // Its disk is an overlay of this host's.
+    hosts.a.dewar(&["checkpoint", "g"]).done();
+    hosts.a.restore(&mut hosts.guest, &["g", "--replace"]).expect("restore");
+    hosts.a.wait_for_memory("g");
+    refused(&hosts, 4, &["lies in its folder on this host"], &[]);
+}
+
+/// A guest that stands still moves and goes on standing still; its chain of checkpoints goes on in a store
+/// that both hosts have.
+#[test]
+fn how_it_stands_and_its_checkpoints_move_along() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    let store = hosts.a.store().display().to_string();
+    hosts.a.dewar(&["checkpoint", "g", "--store", &store]).done();
+    let record = hosts.a.root().join("guests/g/qmp.sock");
+    let mut qmp = Qmp::connect(&record).expect("QMP");
+    qmp.execute("stop", serde_json::json!({})).expect("stop");
+    drop(qmp);
+    Hosts::migrate(&hosts.a, &hosts.b, &[]).done();
+    assert_eq!(hosts.states(), ["-", "paused"].map(str::to_owned));
+    let mut qmp = Qmp::connect(&hosts.b.root().join("guests/g/qmp.sock")).expect("QMP");
+    qmp.execute("cont", serde_json::json!({})).expect("cont");
+    drop(qmp);
+    assert!(hosts.assert_on_one("let run there"));
+    let told = hosts.b.dewar(&["checkpoint", "g", "--store", &store]).done().json();
+    assert!(told["pages"]["unchanged"].as_u64().expect("number") > 15_000, "{told}");
+    hosts.b.dewar(&["verify", "g", "--store", &store]).done();
 }

@@ -6,11 +6,12 @@ use dewar_migrate::{Control, MigrateError, TunnelReader, TunnelWriter, take_apar
 use dewar_wire::control::{CONTROL, ToDestination, ToSource};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the command may take to end when all was said.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(5);
 
 /// A command that starts `dewar receive` at the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,10 +58,13 @@ impl PeerCommand {
         let [from]: [TunnelReader; 1] = take_apart(output, &[CONTROL])
             .try_into()
             .map_err(|_| failed("no connection".to_owned()))?;
+        let mut process = Running(child);
         match Control::greet(from, pages.another(), session) {
-            Ok((control, _)) => Ok(Peer { control, pages, process: Running(child) }),
+            Ok((control, _)) => Ok(Peer { control, pages, process }),
             Err(error) => {
-                let ended = child.wait().ok().filter(|_| matches!(error, MigrateError::NoAnswer));
+                // One that still waits for what we say is not waited for.
+                drop(pages);
+                let ended = process.end().filter(|_| matches!(error, MigrateError::NoAnswer));
                 let status = ended.map(|status| format!("; '{}': {status}", self.words.join(" ")));
                 Err(failed(format!("{error}{}", status.unwrap_or_default())))
             }
@@ -105,17 +109,26 @@ impl Peer {
 /// The command that leads to the other host. Dropped when its connections are, it has a moment to end.
 pub(super) struct Running(Child);
 
+impl Running {
+    /// Gives it a moment to end, and says how it did; where it did not it is killed.
+    fn end(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + ENDS_WITHIN;
+        loop {
+            match self.0.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Ok(Some(status)) => return Some(status),
+                _ => break,
+            }
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        None
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
-        let deadline = Instant::now() + ENDS_WITHIN;
-        while matches!(self.0.try_wait(), Ok(None)) {
-            if Instant::now() > deadline {
-                let _ = self.0.kill();
-                let _ = self.0.wait();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.end();
     }
 }
 

@@ -217,11 +217,11 @@ impl Moving<'_> {
         let mut hands = Live { guest, last: Some(Box::new(last)) };
         self.side.on(SourceEvent::Converged, &mut hands)?;
         self.reporter.reached("sent");
-        self.hand_over(&mut hands, control)?;
+        let runs_at = self.hand_over(&mut hands, control)?;
         drop(hands);
         Ok(Migrated {
             total: Duration::ZERO,
-            gap: stopping.elapsed(),
+            gap: runs_at - stopping,
             pages: precopy.pages(),
             bytes: 0,
             state_bytes,
@@ -229,18 +229,22 @@ impl Moving<'_> {
         })
     }
 
-    /// Hears the destination until it is known on which side the guest is.
+    /// Hears the destination until it is known on which side the guest is; says when it ran there.
     fn hand_over(
         &mut self,
         hands: &mut Live<'_>,
         control: &ToTheDestination,
-    ) -> Result<(), Failure> {
+    ) -> Result<Instant, Failure> {
+        let mut runs_at = Instant::now();
         while !self.side.machine.is_decided() {
             match control.message()? {
                 ToSource::Ownership(word) => {
                     if word == FromDestination::Ready {
                         // A user that let it run until now is heard.
                         hands.guest.ensure_stopped()?;
+                    }
+                    if word == FromDestination::Running {
+                        runs_at = Instant::now();
                     }
                     self.side.on(SourceEvent::Heard(word), hands)?;
                 }
@@ -253,7 +257,7 @@ impl Moving<'_> {
             }
         }
         match self.side.machine.record() {
-            Some(SourceRecord::Gone) => Ok(()),
+            Some(SourceRecord::Gone) => Ok(runs_at),
             _ => Err(Failure::new(Code::Failed, "the other host refused the guest")),
         }
     }
