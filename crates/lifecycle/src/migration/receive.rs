@@ -10,7 +10,7 @@ use crate::frozen_state::unloadable;
 use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_migrate::{Control, Heard, MigrateError, PageReceiver, TunnelWriter, take_apart};
-use dewar_registry::{Forward, GuestFolder, Migrations};
+use dewar_registry::{GuestFolder, Migrations};
 use dewar_wire::control::{CONTROL, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource};
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
@@ -207,7 +207,7 @@ fn load(
     record.start_pending = stopped.was_running;
     if let Some(frozen) = &mut record.frozen {
         frozen.was_running = stopped.was_running;
-        frozen.forwards = Some(moving.forwards.unwrap_or_else(Vec::<Forward>::new));
+        frozen.forwards = Some(moving.forwards.unwrap_or_default());
     }
     incoming.save()?;
     if !receiver.wait(stopped.epoch) {
