@@ -94,7 +94,9 @@ pub enum Verb {
     /// Take a guest from another host: 'migrate' there starts this here.
     ///
     /// It speaks with 'dewar migrate' over its standard input and output, and listens nowhere.
-    #[command(after_help = "Example:\n  dewar receive      as 'dewar migrate' starts it: ssh HOST dewar receive")]
+    #[command(
+        after_help = "Example:\n  dewar receive      as 'dewar migrate' starts it: ssh HOST dewar receive"
+    )]
     Receive,
     /// Give a guest the CPU that its deadlines need.
     ///

@@ -20,6 +20,7 @@
 mod destination;
 mod destination_side;
 mod moving_machine;
+mod offered;
 mod peer;
 mod receive;
 mod record;
@@ -28,6 +29,7 @@ mod resume;
 mod source;
 mod source_side;
 
+pub use offered::Way;
 pub use peer::PeerCommand;
 pub use receive::receive;
 pub use record::{MigrationRecord, SideRecord};

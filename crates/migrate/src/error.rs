@@ -66,6 +66,9 @@ pub enum MigrateError {
     /// The other side does not say that it is at work.
     #[error("the other host has said nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
+    /// A direct connection cannot be secured.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The other side cannot go on.
     #[error("the other host: {0}")]
     Failed(String),

@@ -20,6 +20,14 @@ impl<W: Write> FrameWriter<W> {
         Self { out, place: Place::first(session, shard, from) }
     }
 
+    /// The same, whatever it writes to.
+    pub fn boxed(self) -> FrameWriter<Box<dyn Write + Send>>
+    where
+        W: Send + 'static,
+    {
+        FrameWriter { out: Box::new(self.out), place: self.place }
+    }
+
     /// Sends a frame.
     ///
     /// # Errors
@@ -77,6 +85,11 @@ impl<R: Read> FrameReader<R> {
         header.check(&payload)?;
         let hello = Hello::parse(&payload)?;
         Ok((Self { from, place: header.place.next(), payload }, hello))
+    }
+
+    /// What it reads from.
+    pub(crate) fn inner(&self) -> &R {
+        &self.from
     }
 
     /// Which connection it is.

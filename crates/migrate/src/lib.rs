@@ -4,7 +4,7 @@
 //! is time for while the link sends, and sends them over several connections ([`PageSender`]). The
 //! destination writes them into RAM files of its own ([`PageReceiver`], [`NewMemory`]). [`Precopy`] is the
 //! source's order of things, [`Control`] what the two sides say to each other. What is on a connection is
-//! [`dewar_wire`]'s; where it comes from ([a tunnel](TunnelWriter), a socket of a test) is the caller's.
+//! [`dewar_wire`]'s; where it comes from ([a tunnel](TunnelWriter), [TLS](DirectListener), a socket of a test) is the caller's.
 #![forbid(unsafe_code)]
 
 mod control;
@@ -14,6 +14,7 @@ mod new_memory;
 mod receive;
 mod send;
 mod source;
+mod tls;
 mod tunnel;
 
 pub use control::{Control, Heard};
@@ -23,4 +24,5 @@ pub use new_memory::NewMemory;
 pub use receive::{PageReceiver, Received};
 pub use send::{PageSender, PageSink};
 pub use source::Precopy;
+pub use tls::{DirectListener, DirectReader, DirectWriter, Identity, connect};
 pub use tunnel::{TunnelReader, TunnelWriter, take_apart};

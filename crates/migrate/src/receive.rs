@@ -8,7 +8,7 @@ use crate::frames::FrameReader;
 use crate::new_memory::NewMemory;
 use dewar_codec::FrameDecoder;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use dewar_wire::frame::{Kind, Side};
+use dewar_wire::frame::Kind;
 use dewar_wire::pages::{Entry, entries};
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -50,15 +50,13 @@ impl PageReceiver {
     /// Begins to receive over these connections, into this memory; the number of each is its place
     /// in `links`.
     pub fn start<R: Read + Send + 'static>(
-        links: Vec<R>,
-        session: u64,
+        links: Vec<FrameReader<R>>,
         memory: &Arc<NewMemory>,
     ) -> Self {
         let state = State { epochs: vec![0; links.len()], ..State::default() };
         let progress = Arc::new(Progress { state: Mutex::new(state), changed: Condvar::new() });
-        let threads = (0..).zip(links).map(|(shard, link)| {
+        let threads = links.into_iter().map(|reader| {
             let (memory, progress) = (Arc::clone(memory), Arc::clone(&progress));
-            let reader = FrameReader::new(link, session, shard, Side::Source);
             std::thread::spawn(move || {
                 let _ended = Ended(&progress);
                 let received = Shard::new(reader, &memory, &progress).and_then(Shard::receive);

@@ -13,7 +13,7 @@ use crate::MigrateError;
 use crate::frames::FrameWriter;
 use dewar_codec::{Codec, Compression, Feed, MeasuredEncoder, PageKind, classify};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use dewar_wire::frame::{HEADER_BYTES, Kind, Side};
+use dewar_wire::frame::{HEADER_BYTES, Kind};
 use dewar_wire::pages::{MOST_PAGES, entry_bytes, put_pages, put_zeros};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,8 +50,7 @@ impl PageSender {
     /// Begins to send over these connections; the number of each is its place in `links`. `level` is
     /// Zstandard's.
     pub fn start<W: Write + Send + 'static>(
-        links: Vec<W>,
-        session: u64,
+        links: Vec<FrameWriter<W>>,
         compression: Compression,
         level: i32,
     ) -> Self {
@@ -59,9 +58,8 @@ impl PageSender {
         let feed = Arc::new(Feed::new(compression, room));
         let bytes = Arc::new(AtomicU64::new(0));
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
-        for (shard, link) in (0..).zip(links) {
+        for writer in links {
             let (queue, messages) = sync_channel(WAITING);
-            let writer = FrameWriter::new(link, session, shard, Side::Source);
             let (feed, bytes) = (Arc::clone(&feed), Arc::clone(&bytes));
             let thread = std::thread::spawn(move || send_all(writer, &messages, &feed, &bytes));
             threads.push(Mutex::new(Some(thread)));

@@ -3,9 +3,11 @@
 use dewar_capture::{PIECE, Pieces};
 use dewar_codec::{Codec, Compression};
 use dewar_memory::{NewRam, Ram};
-use dewar_migrate::{MigrateError, NewMemory, PageReceiver, PageSender, Received};
+use dewar_migrate::{
+    FrameReader, FrameWriter, MigrateError, NewMemory, PageReceiver, PageSender, Received,
+};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use dewar_wire::frame::{FrameError, HEADER_BYTES};
+use dewar_wire::frame::{FrameError, HEADER_BYTES, Side};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -121,6 +123,16 @@ fn send(sender: &PageSender, guest: &Guest, pages: &PageSet) -> Result<(), Migra
     })
 }
 
+fn writers<W: Write>(links: Vec<W>) -> Vec<FrameWriter<W>> {
+    let writer = |(shard, link)| FrameWriter::new(link, SESSION, shard, Side::Source);
+    (0..).zip(links).map(writer).collect()
+}
+
+fn readers<R: Read>(links: Vec<R>) -> Vec<FrameReader<R>> {
+    let reader = |(shard, link)| FrameReader::new(link, SESSION, shard, Side::Source);
+    (0..).zip(links).map(reader).collect()
+}
+
 fn pairs(count: usize) -> (Vec<UnixStream>, Vec<UnixStream>) {
     (0..count).map(|_| UnixStream::pair().expect("sockets")).unzip()
 }
@@ -130,8 +142,8 @@ fn move_guest(compression: Compression, connections: usize) -> Received {
     let guest = Guest::new();
     let (memory, files) = new_memory();
     let (ours, theirs) = pairs(connections);
-    let receiver = PageReceiver::start(theirs, SESSION, &memory);
-    let sender = PageSender::start(ours, SESSION, compression, -1);
+    let receiver = PageReceiver::start(readers(theirs), &memory);
+    let sender = PageSender::start(writers(ours), compression, -1);
     for round in 0..3 {
         let mut dirty = PageSet::new(PAGES);
         for page in (0..PAGES).filter(|page| round == 0 || page % 5 == round) {
@@ -194,8 +206,8 @@ fn move_relayed(
     let [theirs0, relayed_in, theirs1] = <[_; 3]>::try_from(theirs).expect("three");
     // ours1 -> relayed_in | relayed_out -> theirs1
     let relay = std::thread::spawn(move || relay(relayed_in, relayed_out, change));
-    let receiver = PageReceiver::start(vec![theirs0, theirs1], SESSION, &memory);
-    let sender = PageSender::start(vec![ours0, ours1], SESSION, Compression::Only(Codec::Lz4), -1);
+    let receiver = PageReceiver::start(readers(vec![theirs0, theirs1]), &memory);
+    let sender = PageSender::start(writers(vec![ours0, ours1]), Compression::Only(Codec::Lz4), -1);
     let sent = send(&sender, &guest, &PageSet::full(PAGES))
         .and_then(|()| sender.end_epoch(1))
         .and(sender.finish());
@@ -245,8 +257,8 @@ fn connections_that_are_exchanged_are_found() {
     let (memory, _files) = new_memory();
     let (ours, mut theirs) = pairs(2);
     theirs.reverse();
-    let receiver = PageReceiver::start(theirs, SESSION, &memory);
-    let sender = PageSender::start(ours, SESSION, Compression::Auto, -1);
+    let receiver = PageReceiver::start(readers(theirs), &memory);
+    let sender = PageSender::start(writers(ours), Compression::Auto, -1);
     let _ = send(&sender, &guest, &PageSet::full(PAGES));
     let _ = sender.finish();
     let received = receiver.finish();

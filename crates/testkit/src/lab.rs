@@ -20,8 +20,8 @@ pub struct Lab {
     dewar: PathBuf,
     folder: Arc<tempfile::TempDir>,
     warm: bool,
-    /// Where this is a second host.
-    other: Option<OtherHost>,
+    /// Where this is a host with others beside it.
+    host: Option<Arc<OtherHost>>,
 }
 
 /// What a `dewar` command did.
@@ -104,25 +104,41 @@ impl Lab {
     pub fn new(dewar: impl Into<PathBuf>) -> Result<Self> {
         // A short path: unix sockets have room for 107 bytes.
         let folder = tempfile::Builder::new().prefix("dw").tempdir_in("/tmp")?;
-        Ok(Self { dewar: dewar.into(), folder: Arc::new(folder), warm: false, other: None })
+        Ok(Self { dewar: dewar.into(), folder: Arc::new(folder), warm: false, host: None })
     }
 
-    /// A second host on this machine: it has the disks of these guests under the same paths, and a root
+    /// The same lab as a host in namespaces of its own.
+    ///
+    /// # Errors
+    /// Where none can be made.
+    pub fn as_host(mut self) -> Result<Self> {
+        self.host = Some(Arc::new(OtherHost::first()?));
+        Ok(self)
+    }
+
+    /// A second host beside this one: it has the disks of these guests under the same paths, and a root
     /// and sockets of its own.
     ///
     /// # Errors
     /// Where no namespace can be made.
-    pub fn other_host(&self, guests: &[&str]) -> Result<Self> {
-        let other = Some(OtherHost::new(self.path(), guests)?);
-        Ok(Self { dewar: self.dewar.clone(), folder: Arc::clone(&self.folder), warm: false, other })
+    pub fn second_host(&self, guests: &[&str]) -> Result<Self> {
+        let first = self.host.as_ref().context("a host")?;
+        let host = Some(Arc::new(OtherHost::second(self.path(), guests, first)?));
+        Ok(Self { dewar: self.dewar.clone(), folder: Arc::clone(&self.folder), warm: false, host })
     }
 
-    /// The words that reach this host from the other, for '--via'; behind them a command may stand.
+    /// The words that reach this host, for '--via'; behind them a command may stand.
     pub fn via(&self) -> String {
-        match &self.other {
-            Some(other) => other.via(),
-            None => other_host::via(std::process::id()),
-        }
+        self.host.as_ref().map_or_else(|| "env".to_owned(), |host| host.via())
+    }
+
+    /// The address of this host, for one beside it.
+    pub fn address(&self) -> String {
+        other_host::address(1 + u8::from(self.is_second()))
+    }
+
+    fn is_second(&self) -> bool {
+        self.host.as_ref().is_some_and(|host| host.is_second)
     }
 
     /// The program.
@@ -144,7 +160,7 @@ impl Lab {
 
     /// The `--root` of its commands.
     pub fn root(&self) -> PathBuf {
-        self.path().join(if self.other.is_some() { "root-b" } else { "root" })
+        self.path().join(if self.is_second() { "root-b" } else { "root" })
     }
 
     /// The folder of the default store.
@@ -154,8 +170,8 @@ impl Lab {
 
     /// A `dewar` command, ready to be run.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = match &self.other {
-            Some(other) => other.command(&self.dewar),
+        let mut command = match &self.host {
+            Some(host) => host.command(&self.dewar),
             None => Command::new(&self.dewar),
         };
         command.arg("--json").arg("--root").arg(self.root()).args(arguments);
@@ -237,9 +253,9 @@ impl Lab {
     /// # Errors
     /// Where it cannot be made.
     pub fn guest_folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = match &self.other {
-            Some(_) => OtherHost::folder(self.path(), name),
-            None => self.path().join(name),
+        let folder = match self.is_second() {
+            true => OtherHost::folder(self.path(), name),
+            false => self.path().join(name),
         };
         std::fs::create_dir_all(&folder)?;
         Ok(folder)

@@ -4,6 +4,7 @@
 //!  source                                destination
 //!  Offer ->                                            may the guest come?
 //!                       <- Accepted, or Declined
+//!  Begin ->                                            the connections of pages are there
 //!  pages, a barrier for each epoch ...
 //!                       <- Arrived, for each epoch
 //!  Stopped, then its device state ->                   the guest stands still
@@ -47,8 +48,21 @@ pub struct Offer {
     pub machine: Value,
     /// Its RAM, in the order of its pages.
     pub regions: Vec<Region>,
-    /// On how many connections pages will come.
+    /// On how many connections of their own pages may come.
     pub connections: u16,
+    /// The certificate of the source for these, DER in hexadecimal digits; without it there are none.
+    pub certificate: Option<String>,
+}
+
+/// Where the destination listens for connections of pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listening {
+    /// The port.
+    pub port: u16,
+    /// The address by which the source came here, if that is known.
+    pub address: Option<String>,
+    /// The destination's certificate, DER in hexadecimal digits.
+    pub certificate: String,
 }
 
 /// A guest that stands still. The last epoch's pages and so many bytes of device state make it whole.
@@ -70,6 +84,11 @@ pub struct Stopped {
 pub enum ToDestination {
     /// A guest is to come.
     Offer(Box<Offer>),
+    /// Pages begin to come.
+    Begin {
+        /// Whether on connections of their own, which are there; or else beside these messages.
+        direct: bool,
+    },
     /// What became of the guest in the migration that the greeting names?
     Resume {
         /// The guest.
@@ -91,7 +110,10 @@ pub enum ToDestination {
 #[serde(rename_all = "kebab-case")]
 pub enum ToSource {
     /// The guest may come.
-    Accepted,
+    Accepted {
+        /// Where its pages may go.
+        listening: Option<Listening>,
+    },
     /// It may not.
     Declined {
         /// A sentence.

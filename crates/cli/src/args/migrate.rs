@@ -24,6 +24,13 @@ pub struct MigrateArgs {
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,
+    /// Send pages to this address of the other host, over TLS connections of their own [default: the one
+    /// that ssh came by].
+    #[arg(long, value_name = "ADDRESS")]
+    pub address: Option<String>,
+    /// Send pages through ssh, or what --via names, too.
+    #[arg(long, conflicts_with = "address")]
+    pub tunnel: bool,
     /// The --root at the other host.
     #[arg(long, value_name = "DIR")]
     pub remote_root: Option<PathBuf>,

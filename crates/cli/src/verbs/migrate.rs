@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use dewar_lifecycle::migration::{
-    self, Ending, MigrateOptions, Migrated, PeerCommand, Resumed, abort_here, take_back,
+    self, Ending, MigrateOptions, Migrated, PeerCommand, Resumed, Way, abort_here, take_back,
 };
 use dewar_lifecycle::{AttachedGuest, Failure};
 use dewar_registry::Phase;
@@ -31,8 +31,12 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking at the guest");
     let attached = AttachedGuest::lock(context, name, Duration::ZERO, &progress)?;
     let other = peer.name.clone();
-    let options =
-        MigrateOptions { peer, max_downtime: args.max_downtime, compression: args.codec.into() };
+    let options = MigrateOptions {
+        peer,
+        max_downtime: args.max_downtime,
+        compression: args.codec.into(),
+        way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
+    };
     let moved = migration::migrate(context.registry.root(), attached, &options, &progress)?;
     drop(progress);
     report(context, name, &other, &moved);

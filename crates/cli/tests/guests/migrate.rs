@@ -16,9 +16,9 @@ pub(crate) struct Hosts {
 
 impl Hosts {
     fn new(spec: &GuestSpec) -> Self {
-        let a = common::lab();
+        let a = common::lab().as_host().expect("first host");
         let guest = a.run("g", spec).expect("guest");
-        let b = a.other_host(&["g"]).expect("second host");
+        let b = a.second_host(&["g"]).expect("second host");
         Self { a, b, guest }
     }
 
@@ -156,8 +156,11 @@ fn end(pid: i32) {
 fn a_guest_moves_there_and_back() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 4000 1 disk").expect("check");
-    for round in 0..2 {
-        let moved = Hosts::migrate(&hosts.a, &hosts.b, &["--max-downtime", "1s"]).done();
+    // By TLS, and by the tunnel that everything else takes.
+    let address = hosts.b.address();
+    for (round, way) in [["--address", &address], ["--codec", "zstd"]].into_iter().enumerate() {
+        let more = [&way[..], &["--max-downtime", "1s"]].concat();
+        let moved = Hosts::migrate(&hosts.a, &hosts.b, &more).done();
         println!("round {round}: {}", moved.stdout.trim());
         assert!(hosts.assert_on_one(&format!("round {round}")));
         hosts.bring_back(&format!("round {round}, back"));
@@ -310,6 +313,9 @@ fn what_cannot_move_stays_as_it_is() {
         let line = Hosts::line_via(via, &hosts.b, &[]);
         hosts.a.dewar(&words(&line)).failed(1, &["cannot be reached", "not touched"]);
     }
+    // The other host does not listen at that address.
+    let more = ["--address", "127.0.0.1"];
+    refused(&hosts, 1, &["no direct connection to 127.0.0.1", "'--tunnel'", "not touched"], &more);
     // No pause is that short.
     let more = ["--max-downtime", "1ms"];
     refused(&hosts, 1, &["writes faster than", "'--max-downtime", "the guest is running"], &more);

@@ -9,12 +9,21 @@ use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;
 use crate::host::Host;
 use crate::reporter::Reporter;
-use dewar_migrate::{Control, Heard, MigrateError, PageReceiver, TunnelWriter, take_apart};
+use dewar_migrate::{
+    Control, DirectListener, FrameReader, Heard, Identity, MigrateError, NewMemory, PageReceiver,
+    TunnelWriter, take_apart,
+};
 use dewar_registry::{GuestFolder, Migrations};
-use dewar_wire::control::{CONTROL, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource};
+use dewar_wire::control::{
+    CONTROL, Listening, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource,
+};
+use dewar_wire::frame::Side;
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
 use std::sync::Arc;
+
+/// Connections of pages that are listened for, at most.
+const MOST_CONNECTIONS: u16 = 16;
 
 /// Takes part in the migration that the source speaks of on `from`, and answers on `to`, until there
 /// is nothing more to say. Where the connection is lost, what is on disk stays for the next.
@@ -49,11 +58,7 @@ fn arrive(
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
     let session = control.session();
-    let made = match offer.connections {
-        1 => Place::make(host, offer, session, reporter),
-        count => Err(Failure::new(Code::Unsupported, format!("{count} connections"))),
-    };
-    let place = match made {
+    let place = match Place::make(host, offer, session, reporter) {
         Ok(place) => place,
         Err(failure) => {
             let _ = control.send(&ToSource::Declined { why: failure.whole() });
@@ -61,7 +66,6 @@ fn arrive(
         }
     };
     let Place { folder, incoming, memory, lock: _lock } = place;
-    let receiver = Arc::new(PageReceiver::start(vec![pages], session, &memory));
     let mut side = DestinationSide {
         machine: Destination::new(),
         session,
@@ -80,11 +84,53 @@ fn arrive(
         reached: &|step| reporter.reached(step),
     };
     Migrations::new(folder.root()).make()?;
+    let receiver = match begin(control, offer, pages, &memory) {
+        Ok(receiver) => Arc::new(receiver),
+        Err(failure) => return give_up(&mut side, control, failure),
+    };
     reporter.stage("receiving memory");
-    // Lost, it is heard of below.
-    let _ = control.send(&ToSource::Accepted);
     acknowledge(control, &receiver);
     take_part(&mut side, control, &receiver, reporter)
+}
+
+/// Accepts the guest, and begins to receive its pages on connections of their own, or in the tunnel.
+fn begin(
+    control: &ToTheSource,
+    offer: &Offer,
+    tunnel: impl Read + Send + 'static,
+    memory: &Arc<NewMemory>,
+) -> Result<PageReceiver, Failure> {
+    let session = control.session();
+    let ours = Identity::new()?;
+    let certificate =
+        offer.certificate.as_deref().filter(|_| offer.connections <= MOST_CONNECTIONS);
+    // Without a port there is the tunnel.
+    let listener = certificate.and_then(|it| DirectListener::new(&ours, it, session).ok());
+    let listening = listener.as_ref().map(|listener| Listening {
+        port: listener.port(),
+        address: own_address(),
+        certificate: ours.certificate(),
+    });
+    control.send(&ToSource::Accepted { listening })?;
+    match (control.message()?, listener) {
+        (ToDestination::Begin { direct: true }, Some(listener)) => {
+            Ok(PageReceiver::start(listener.connections(offer.connections)?, memory))
+        }
+        (ToDestination::Begin { direct: false }, _) => {
+            let reader = FrameReader::new(tunnel, session, 0, Side::Source);
+            Ok(PageReceiver::start(vec![reader], memory))
+        }
+        (ToDestination::Ownership(FromSource::Abort), _) => {
+            Err(MigrateError::Failed("it keeps the guest".to_owned()).into())
+        }
+        _ => Err(MigrateError::Unexpected(CONTROL).into()),
+    }
+}
+
+/// The address by which an ssh client came to this host (ssh(1), SSH_CONNECTION).
+fn own_address() -> Option<String> {
+    let words = std::env::var("SSH_CONNECTION").ok()?;
+    words.split(' ').nth(2).map(str::to_owned)
 }
 
 /// Says of each epoch when it is there; on a thread that ends with the connection.

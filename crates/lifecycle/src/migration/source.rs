@@ -1,6 +1,7 @@
 //! `migrate`: the source's part.
 
-use super::moving_machine::{MovingMachine, MovingState, regions};
+use super::moving_machine::{MovingMachine, MovingState};
+use super::offered::{Offered, Way, instance};
 use super::peer::PeerCommand;
 use super::record::{MigrationRecord, SideRecord};
 use super::resume::still_given;
@@ -16,10 +17,10 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{check, end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{Control, MigrateError, PageSender, Precopy};
+use dewar_migrate::{Control, Identity, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
-use dewar_wire::control::{CONTROL, Offer, Stopped, ToDestination, ToSource};
+use dewar_wire::control::{CONTROL, Stopped, ToDestination, ToSource};
 use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
 use std::fs::File;
 use std::io::Read;
@@ -41,6 +42,8 @@ pub struct MigrateOptions {
     pub max_downtime: Duration,
     /// How pages are compressed.
     pub compression: Compression,
+    /// How pages go there.
+    pub way: Way,
 }
 
 /// A guest that moved.
@@ -61,7 +64,7 @@ pub struct Migrated {
 }
 
 /// What the source says to the destination, and hears.
-type ToTheDestination = Control<ToDestination, ToSource>;
+pub(super) type ToTheDestination = Control<ToDestination, ToSource>;
 
 /// Moves a guest to another host.
 ///
@@ -82,12 +85,16 @@ pub fn migrate(
     let session = new_session().map_err(untouched)?;
     reporter.stage("reaching the other host");
     let (control, pages, _process) = options.peer.connect(session).map_err(untouched)?.split();
-    offer(&control, &checked, &machine, &options.peer.name).map_err(untouched)?;
+    let identity = Identity::new().map_err(|error| untouched(error.into()))?;
+    let offered =
+        Offered { control: &control, checked: &checked, to: &options.peer.name, identity };
+    let listening = offered.offer(&machine, &options.way).map_err(untouched)?;
+    let links = offered.links(pages, listening, &options.way, reporter).map_err(untouched)?;
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");
-    let sender = PageSender::start(vec![pages], session, options.compression, LEVEL);
+    let sender = PageSender::start(links, options.compression, LEVEL);
     let reached = |step: &str| reporter.reached(step);
     let side = SourceSide {
         machine: Source::new(),
@@ -115,45 +122,12 @@ pub fn migrate(
     Ok(moved)
 }
 
-/// Tells a guest's QEMU from all others.
-fn instance(record: &GuestRecord) -> String {
-    let process = record.process;
-    format!("{:x}-{}-{}", process.boot, process.pid, process.started)
-}
-
 /// A number that no other migration has.
 fn new_session() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
     read.map_err(|error| Failure::new(Code::Failed, format!("/dev/urandom: {error}")))?;
     Ok(u64::from_le_bytes(bytes))
-}
-
-/// Asks the other host whether the guest may come.
-fn offer(
-    control: &ToTheDestination,
-    checked: &GuestRecord,
-    machine: &MovingMachine,
-    to: &str,
-) -> Result<(), Failure> {
-    let machine = serde_json::to_value(machine)
-        .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
-    control.send(&ToDestination::Offer(Box::new(Offer {
-        guest: checked.name.clone(),
-        from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        instance: instance(checked),
-        machine,
-        regions: regions(checked),
-        connections: 1,
-    })))?;
-    match control.message()? {
-        ToSource::Accepted => Ok(()),
-        ToSource::Declined { why } => Err(Failure::new(
-            Code::Unsupported,
-            format!("{to} does not take '{}': {why}", checked.name),
-        )),
-        _ => Err(MigrateError::Unexpected(CONTROL).into()),
-    }
 }
 
 /// Whether the guest is the other host's, as far as is known here.
