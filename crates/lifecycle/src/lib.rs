@@ -29,6 +29,7 @@ pub mod helper;
 mod host;
 pub mod launch;
 mod locked_guest;
+pub mod migrate;
 pub mod migration;
 pub mod own_session;
 pub mod page_server;

@@ -1,11 +1,11 @@
 //! A guest that this command works on: it has the guest's lock.
 
 use crate::failure::{Code, Failure};
-use crate::migration::{self, is_elsewhere};
+use crate::migration::is_elsewhere;
 use crate::page_server::{ServerState, server_alive};
 use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;
-use crate::recovery::recover;
+use crate::recovery::{self, recover};
 use crate::reporter::Reporter;
 use dewar_guest_qemu::handover;
 use dewar_guest_qemu::launch::kill;
@@ -46,7 +46,7 @@ impl LockedGuest {
     pub fn end(&mut self) -> Result<(), Failure> {
         if is_elsewhere(&self.record) {
             // One that a killed command was about to move is this host's.
-            self.record = migration::recover(&self.folder, self.record.clone())?;
+            self.record = recovery::migration::recover(&self.folder, self.record.clone())?;
         }
         if is_elsewhere(&self.record) {
             return Err(moves(&self.record));

@@ -1,38 +1,13 @@
-//! `migrate` and `receive`: a guest that runs goes on at another host.
-//!
-//! ```text
-//!  source: dewar migrate                     destination: dewar receive, started by the source
-//!  look the guest over, offer it  ------->   look whether it can run here; make its RAM files; start
-//!                                            a QEMU on them that waits
-//!  pages, epoch by epoch          ------->   fill the RAM files
-//!  Intent on disk, stop, last pages,
-//!  device state                   ------->   load it; Loaded on disk
-//!  Given on disk                  <- ready
-//!  commit                         ------->   Owned on disk, let it run, Running on disk
-//!  Gone on disk, end QEMU, free   <- running
-//! ```
-//!
-//! **Who runs the guest** is decided by two state machines ([`dewar_wire::ownership`]) and by what they have
-//! on disk ([`MigrationRecord`]). This module carries out what they say, and nothing else stops, lets run or ends a
-//! guest that moves. The guest's own record says `leaving` or `arriving` meanwhile, so that other
-//! commands leave it alone. What a killed command left is finished by [`recover`].
+//! The two sides of a migration: their state machines ([`dewar_wire::ownership`]), what they have on disk, and
+//! what carries out what they say. `migrate` and what finishes a killed one both go by these.
 
-mod destination;
 mod destination_side;
-mod moving_machine;
-mod offered;
 mod peer;
-mod receive;
 mod record;
-mod recover;
-mod resume;
-mod source;
 mod source_side;
 
-pub use offered::Way;
+pub(crate) use destination_side::{DestinationSide, ToTheSource};
 pub use peer::PeerCommand;
-pub use receive::receive;
-pub use record::{MigrationRecord, SideRecord};
-pub use recover::{is_elsewhere, recover, recover_source, refuse};
-pub use resume::{Ending, Resumed, abort_here, resume, take_back};
-pub use source::{MigrateOptions, Migrated, migrate};
+pub(crate) use record::migration_of;
+pub use record::{MigrationRecord, SideRecord, is_elsewhere};
+pub(crate) use source_side::{ByRecord, Hands, SourceSide, ToTheDestination};

@@ -5,6 +5,7 @@
 //! again any number of times: a command can die in it, too.
 
 mod journal;
+pub(crate) mod migration;
 mod pending_start;
 pub mod replaced;
 mod unthawed;
@@ -12,7 +13,7 @@ mod unthawed;
 pub use unthawed::recover_unthawed;
 
 use crate::failure::Failure;
-use crate::migration;
+use crate::migration::is_elsewhere;
 use dewar_registry::{GuestFolder, GuestRecord};
 
 /// Finishes what one feature left; returns the guest's record as it is then.
@@ -28,7 +29,7 @@ const STEPS: [RecoveryStep; 3] = [journal::recover, replaced::recover, recover_u
 pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     // First of all: of a guest that another host may have nothing is touched here.
     let record = migration::recover(folder, record)?;
-    if migration::is_elsewhere(&record) {
+    if is_elsewhere(&record) {
         return Ok(record);
     }
     STEPS.iter().try_fold(record, |record, step| step(folder, record))

@@ -360,7 +360,7 @@ fn accept_all(
         let (config, sender) = (Arc::clone(config), sender.clone());
         let strangers = Arc::clone(&strangers);
         std::thread::spawn(move || {
-            // Whoever is not the source is not answered.
+            // A stranger is not answered.
             if let Ok(reader) = greeted(stream, config) {
                 if reader.session() == session {
                     let _ = sender.send(reader);

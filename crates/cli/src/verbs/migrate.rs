@@ -4,9 +4,10 @@ use crate::args::MigrateArgs;
 use crate::context::Context;
 use crate::output::milliseconds;
 use crate::progress::Progress;
-use dewar_lifecycle::migration::{
-    self, Ending, MigrateOptions, Migrated, PeerCommand, Resumed, Way, abort_here, take_back,
+use dewar_lifecycle::migrate::{
+    self as lifecycle, Ending, MigrateOptions, Migrated, Resumed, Way, abort_here, take_back,
 };
+use dewar_lifecycle::migration::PeerCommand;
 use dewar_lifecycle::{AttachedGuest, Failure};
 use dewar_registry::Phase;
 use dewar_units::ByteSize;
@@ -37,7 +38,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         compression: args.codec.into(),
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };
-    let moved = migration::migrate(context.registry.root(), attached, &options, &progress)?;
+    let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
     drop(progress);
     report(context, name, &other, &moved);
     Ok(())
@@ -72,7 +73,7 @@ fn end(context: &Context, args: &MigrateArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let ending = if args.abort { Ending::Back } else { Ending::Forward };
-    let ended = migration::resume(context, name, ending, &progress)?;
+    let ended = lifecycle::resume(context, name, ending, &progress)?;
     drop(progress);
     let (word, text) = match ended {
         Resumed::Gone => ("gone", format!("{name} runs at the other host; nothing is left here")),
@@ -86,5 +87,5 @@ fn end(context: &Context, args: &MigrateArgs) -> Result<(), Failure> {
 pub fn receive(context: &Context) -> Result<(), Failure> {
     let progress = Progress::new("waiting for the guest");
     progress.clear();
-    migration::receive(context, std::io::stdin(), std::io::stdout(), &progress)
+    lifecycle::receive(context, std::io::stdin(), std::io::stdout(), &progress)
 }

@@ -3,7 +3,7 @@
 use super::words::{ALL_WELL, PAUSE, RESUMED, test_limit};
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
-use crate::migration::recover_source;
+use crate::recovery::migration::recover_source;
 use dewar_guest_qemu::{Qmp, QmpError, recover};
 use dewar_image::{Location, Store};
 use dewar_kernel::{ProcessHandle, WakeTimer};

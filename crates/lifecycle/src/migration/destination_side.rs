@@ -10,10 +10,10 @@ use dewar_wire::control::{ToDestination, ToSource};
 use dewar_wire::ownership::{Destination, DestinationAction, DestinationEvent, DestinationRecord};
 
 /// The destination's end of the control connection.
-pub(super) type ToTheSource = Control<ToSource, ToDestination>;
+pub(crate) type ToTheSource = Control<ToSource, ToDestination>;
 
 /// The side that a guest comes to.
-pub(super) struct DestinationSide<'d> {
+pub(crate) struct DestinationSide<'d> {
     pub machine: Destination,
     pub session: u64,
     /// What is on disk of the migration, or will be.

@@ -40,7 +40,7 @@ impl PeerCommand {
     }
 
     /// Starts it and greets the other side, about the migration of this session.
-    pub(super) fn connect(&self, session: u64) -> Result<Peer, Failure> {
+    pub(crate) fn connect(&self, session: u64) -> Result<Peer, Failure> {
         let failed = |why: String| {
             let what = format!("'{}' cannot be reached: {why}", self.name);
             Failure::new(Code::Failed, what)
@@ -92,7 +92,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// `dewar receive` at the other host.
-pub(super) struct Peer {
+pub(crate) struct Peer {
     pub control: Control<ToDestination, ToSource>,
     /// Where pages go.
     pub pages: TunnelWriter<ChildStdin>,
@@ -107,7 +107,7 @@ impl Peer {
 }
 
 /// The command that leads to the other host. Dropped when its connections are, it has a moment to end.
-pub(super) struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Running {
     /// Gives it a moment to end, and says how it did; where it did not it is killed.

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::migration::peer::PeerCommand;
-use dewar_registry::{GuestFolder, GuestRecord, Migrations};
+use dewar_registry::{GuestFolder, GuestRecord, Migrations, Phase};
 use dewar_wire::ownership::{DestinationRecord, SourceRecord};
 use serde::{Deserialize, Serialize};
 
@@ -71,4 +71,9 @@ pub fn migration_of(
 ) -> Result<Option<(u64, Option<MigrationRecord>)>, Failure> {
     let Some(session) = record.migration else { return Ok(None) };
     Ok(Some((session, Migrations::new(folder.root()).read(session)?)))
+}
+
+/// Whether a guest is one that moves: only what knows of its migration may touch it.
+pub fn is_elsewhere(record: &GuestRecord) -> bool {
+    matches!(record.phase, Phase::Leaving | Phase::Arriving)
 }

@@ -9,8 +9,11 @@ use dewar_registry::{GuestFolder, GuestRecord, Migrations, Phase};
 use dewar_wire::control::{ToDestination, ToSource};
 use dewar_wire::ownership::{Source, SourceAction, SourceEvent, SourceRecord};
 
+/// The source's end of the control connection.
+pub(crate) type ToTheDestination = Control<ToDestination, ToSource>;
+
 /// What only the caller can do with the guest.
-pub(super) trait Hands {
+pub(crate) trait Hands {
     /// Stops the guest and sends what was written last and its device state.
     fn stop(&mut self) -> Result<(), Failure>;
     /// Lets it go on as it was before it was stopped.
@@ -20,7 +23,7 @@ pub(super) trait Hands {
 }
 
 /// The side that a guest leaves.
-pub(super) struct SourceSide<'s> {
+pub(crate) struct SourceSide<'s> {
     pub machine: Source,
     pub session: u64,
     /// What is on disk of the migration, or will be.
@@ -28,7 +31,7 @@ pub(super) struct SourceSide<'s> {
     pub folder: &'s GuestFolder,
     /// The guest's record.
     pub guest: GuestRecord,
-    pub control: Option<&'s Control<ToDestination, ToSource>>,
+    pub control: Option<&'s ToTheDestination>,
     /// Is told of each record that is on disk.
     pub reached: &'s dyn Fn(&str),
 }
@@ -110,7 +113,7 @@ impl SourceSide<'_> {
 }
 
 /// Hands for a guest that is known by its record alone.
-pub(super) struct ByRecord<'r, F> {
+pub(crate) struct ByRecord<'r, F> {
     pub folder: &'r GuestFolder,
     pub record: &'r GuestRecord,
     /// Connects to its QEMU.

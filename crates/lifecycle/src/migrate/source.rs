@@ -2,13 +2,13 @@
 
 use super::moving_machine::{MovingMachine, MovingState};
 use super::offered::{Offered, Way, instance};
-use super::peer::PeerCommand;
-use super::record::{MigrationRecord, SideRecord};
 use super::resume::still_given;
-use super::source_side::{Hands, SourceSide};
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
+use crate::migration::{Hands, SourceSide};
+use crate::migration::{MigrationRecord, SideRecord};
+use crate::migration::{PeerCommand, ToTheDestination};
 use crate::reporter::Reporter;
 use crate::tracking::Tracking;
 use dewar_capture::{Convergence, Epochs, converge, cores};
@@ -17,7 +17,7 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{check, end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{Control, Identity, MigrateError, PageSender, Precopy};
+use dewar_migrate::{Identity, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{CONTROL, Stopped, ToDestination, ToSource};
@@ -62,9 +62,6 @@ pub struct Migrated {
     /// Pages in each set that was written meanwhile.
     pub epochs: Vec<u64>,
 }
-
-/// What the source says to the destination, and hears.
-pub(super) type ToTheDestination = Control<ToDestination, ToSource>;
 
 /// Moves a guest to another host.
 ///

@@ -1,13 +1,13 @@
 //! A migration whose connection was lost after the guest was given away: who runs the guest is asked
 //! for again, or a person says.
 
-use super::destination_side::{DestinationSide, ToTheSource};
-use super::record::{MigrationRecord, migration_of};
-use super::recover::{arriving, is_given, refuse};
-use super::source_side::{ByRecord, SourceSide};
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
+use crate::migration::{ByRecord, SourceSide};
+use crate::migration::{DestinationSide, ToTheSource};
+use crate::migration::{MigrationRecord, migration_of};
+use crate::recovery::migration::{arriving, is_given, refuse};
 use crate::reporter::Reporter;
 use dewar_guest_qemu::Qmp;
 use dewar_migrate::{Heard, MigrateError};

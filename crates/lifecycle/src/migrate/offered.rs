@@ -1,8 +1,8 @@
 //! The first words with the other host: may the guest come, and which way do its pages go?
 
 use super::moving_machine::{MovingMachine, regions};
-use super::source::ToTheDestination;
 use crate::failure::{Code, Failure};
+use crate::migration::ToTheDestination;
 use crate::reporter::Reporter;
 use dewar_capture::cores;
 use dewar_migrate::{FrameWriter, Identity, MigrateError, TunnelWriter, connect};

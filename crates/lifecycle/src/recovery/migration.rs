@@ -1,19 +1,14 @@
 //! What a killed command left of a migration.
 
-use super::destination_side::DestinationSide;
-use super::record::{MigrationRecord, SideRecord, migration_of};
-use super::source_side::{ByRecord, Hands, SourceSide};
 use crate::failure::{Code, Failure};
+use crate::migration::{
+    ByRecord, DestinationSide, Hands, MigrationRecord, SideRecord, SourceSide, migration_of,
+};
 use dewar_guest_qemu::{Incoming, Qmp, QmpError};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use dewar_wire::ownership::{
     Destination, DestinationAction, DestinationEvent, DestinationRecord, Source, SourceRecord,
 };
-
-/// Whether a guest is one that moves: only what knows of its migration may touch it.
-pub fn is_elsewhere(record: &GuestRecord) -> bool {
-    matches!(record.phase, Phase::Leaving | Phase::Arriving)
-}
 
 /// Finishes what can be finished without the other host: a guest that was not given away goes on here, one
 /// that is gone is removed, one that never arrived is thrown away, one that was given to this host runs.
@@ -64,7 +59,7 @@ pub fn recover_source(
 }
 
 /// The guest that arrives, as a side that no connection leads to.
-pub(super) fn arriving<'d>(
+pub(crate) fn arriving<'d>(
     folder: &'d GuestFolder,
     record: GuestRecord,
     session: u64,
@@ -142,7 +137,7 @@ pub fn refuse(folder: &GuestFolder, record: GuestRecord) -> Result<(), Failure> 
 ///
 /// # Errors
 /// Where that cannot be noted.
-pub(super) fn refuse_earlier(
+pub(crate) fn refuse_earlier(
     folder: &GuestFolder,
     record: &GuestRecord,
     instance: &str,
@@ -157,7 +152,7 @@ pub(super) fn refuse_earlier(
 }
 
 /// Whether a guest that leaves was given away.
-pub(super) fn is_given(on_disk: &Option<MigrationRecord>) -> bool {
+pub(crate) fn is_given(on_disk: &Option<MigrationRecord>) -> bool {
     let source = on_disk.as_ref().and_then(MigrationRecord::source);
     matches!(source, Some(SourceRecord::Given | SourceRecord::Gone))
 }

@@ -2,11 +2,11 @@
 //! touches the guest.
 
 use super::moving_machine::MovingMachine;
-use super::recover::refuse_earlier;
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::{NextGuest, clear_predecessor};
 use crate::ram_dir::ram_dir;
+use crate::recovery::migration::refuse_earlier;
 use crate::recovery::recover;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::Incoming;

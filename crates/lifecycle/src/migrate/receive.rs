@@ -1,13 +1,13 @@
 //! `receive`: the destination's part, over its standard input and output.
 
-use super::destination::Place;
-use super::destination_side::{DestinationSide, ToTheSource};
 use super::moving_machine::MovingState;
-use super::record::{MigrationRecord, SideRecord};
+use super::place::Place;
 use super::resume::answer;
 use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;
 use crate::host::Host;
+use crate::migration::{DestinationSide, ToTheSource};
+use crate::migration::{MigrationRecord, SideRecord};
 use crate::reporter::Reporter;
 use dewar_migrate::{
     Control, DirectListener, FrameReader, Heard, Identity, MigrateError, NewMemory, PageReceiver,
