@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
 	@echo "make bench-upgrade     measure upgrade, freeze and thaw beside stock QEMU and a boot"
+	@echo "make bench-migrate     measure moves to another host beside QEMU's own, over one link"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -83,6 +84,11 @@ bench-upgrade: setup guest next-qemu
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-upgrade target/release/dewar $(BENCH_OUT)/upgrade.json $(BENCH_ARGS)
+
+bench-migrate: setup guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-migrate target/release/dewar $(BENCH_OUT)/migrate.json $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

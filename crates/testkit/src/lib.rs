@@ -26,7 +26,7 @@ pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
 pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};
-pub use link::{LinkSpeed, carry};
+pub use link::{Lane, LinkSpeed, carry};
 pub use load::{Hogs, LoggedJob, PeriodicTask, jobs_of, step_words};
 pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
 pub use process::{is_alive, kill, signal_stop, spawn_first, wait_until, wait_while_alive};

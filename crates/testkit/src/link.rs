@@ -2,7 +2,9 @@
 //! order; a link that is cut loses what is on its way.
 
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,19 +22,64 @@ pub struct LinkSpeed {
     pub delay: Duration,
 }
 
+impl LinkSpeed {
+    /// So many million bits a second, 0 for as many as come, and milliseconds of delay.
+    pub fn new(mbit: f64, delay_ms: f64) -> Self {
+        Self {
+            bytes_per_second: (mbit > 0.0).then_some(mbit * 1e6 / 8.0),
+            delay: Duration::from_secs_f64(delay_ms / 1e3),
+        }
+    }
+}
+
+/// One direction of a link, which all connections over it share.
+#[derive(Debug)]
+pub struct Lane {
+    speed: LinkSpeed,
+    /// Until when what was sent before keeps it busy.
+    free_at: Mutex<Instant>,
+    bytes: AtomicU64,
+}
+
+impl Lane {
+    /// An idle one.
+    pub fn new(speed: LinkSpeed) -> Arc<Self> {
+        let (free_at, bytes) = (Mutex::new(Instant::now()), AtomicU64::new(0));
+        Arc::new(Self { speed, free_at, bytes })
+    }
+
+    /// How many bytes went over it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// When so many bytes will have been sent that come now.
+    fn sent_at(&self, bytes: usize) -> Instant {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let now = Instant::now();
+        let takes = self.speed.bytes_per_second.map_or(0.0, |rate| bytes as f64 / rate);
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = (*free_at).max(now.checked_sub(SLACK).unwrap_or(now));
+        *free_at = from + Duration::from_secs_f64(takes);
+        *free_at
+    }
+}
+
 /// Carries bytes one way until they end, on threads of their own.
 pub fn carry(
     from: impl Read + Send + 'static,
     to: impl Write + Send + 'static,
-    speed: LinkSpeed,
+    lane: &Arc<Lane>,
 ) -> JoinHandle<io::Result<u64>> {
     // What is on its way: the delay's worth, and some chunks that wait for the reader.
+    let speed = lane.speed;
     let rate = speed.bytes_per_second.unwrap_or(10e9);
     let waiting = (rate * speed.delay.as_secs_f64() / CHUNK as f64) as usize + 4;
     let (sender, chunks) = sync_channel::<(Instant, Vec<u8>)>(waiting);
+    let lane = Arc::clone(lane);
     std::thread::spawn(move || {
         // How it ends, the other end sees.
-        let _ = read_all(from, &sender, speed);
+        let _ = read_all(from, &sender, &lane);
     });
     std::thread::spawn(move || {
         let (mut to, mut bytes) = (to, 0);
@@ -49,9 +96,8 @@ pub fn carry(
 fn read_all(
     mut from: impl Read,
     sender: &SyncSender<(Instant, Vec<u8>)>,
-    speed: LinkSpeed,
+    lane: &Lane,
 ) -> io::Result<()> {
-    let mut free_at = Instant::now();
     loop {
         let mut chunk = vec![0; CHUNK];
         let count = from.read(&mut chunk)?;
@@ -59,12 +105,9 @@ fn read_all(
             return Ok(());
         }
         chunk.truncate(count);
-        let now = Instant::now();
-        let takes = speed.bytes_per_second.map_or(0.0, |rate| count as f64 / rate);
-        free_at =
-            free_at.max(now.checked_sub(SLACK).unwrap_or(now)) + Duration::from_secs_f64(takes);
-        std::thread::sleep(free_at.saturating_duration_since(now));
-        if sender.send((free_at + speed.delay, chunk)).is_err() {
+        let sent_at = lane.sent_at(count);
+        std::thread::sleep(sent_at.saturating_duration_since(Instant::now()));
+        if sender.send((sent_at + lane.speed.delay, chunk)).is_err() {
             return Ok(());
         }
     }
@@ -81,7 +124,7 @@ mod tests {
         let (far, mut there) = UnixStream::pair().expect("sockets");
         let rate = 20e6;
         let speed = LinkSpeed { bytes_per_second: Some(rate), delay: Duration::from_millis(30) };
-        let carried = carry(theirs, far, speed);
+        let carried = carry(theirs, far, &Lane::new(speed));
         let sent: Vec<u8> = (0..4_000_000_u32).map(|at| (at * 7 / 5) as u8).collect();
         let began = Instant::now();
         let copy = sent.clone();

@@ -5,6 +5,7 @@
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -34,7 +35,10 @@ impl OtherHost {
             let (ours, theirs) = (lab.join(name), Self::folder(lab, name));
             fs::create_dir_all(&ours)?;
             fs::create_dir_all(&theirs)?;
-            for entry in fs::read_dir(&ours)?.flatten().filter(|it| it.path().is_file()) {
+            let is_shared = |it: &fs::DirEntry| {
+                it.file_type().is_ok_and(|kind| kind.is_file() || kind.is_fifo())
+            };
+            for entry in fs::read_dir(&ours)?.flatten().filter(is_shared) {
                 fs::hard_link(entry.path(), theirs.join(entry.file_name()))?;
             }
             mounts += &format!("mount --bind {} {} && ", theirs.display(), ours.display());

@@ -74,7 +74,7 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
 }
 
 /// Puts a guest back. One that was given to another host is left as it is.
-fn put_back(
+fn roll_back(
     connect: impl FnMut() -> Result<Qmp, QmpError>,
     folder: &GuestFolder,
     record: &GuestRecord,
@@ -123,7 +123,7 @@ pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(),
             Some(fd) => Ok(Qmp::take_over(fd)),
             None => Qmp::of(&record),
         };
-        result = put_back(connect, &folder, &record);
+        result = roll_back(connect, &folder, &record);
         if result.is_ok() {
             break;
         }
