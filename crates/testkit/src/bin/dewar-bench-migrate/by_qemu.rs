@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::bench::{connect_soon, start_qemu, wait_for_migration};
 use dewar_testkit::{Console, Heartbeat, Lab, Lane, LinkSpeed, carry, free_port};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -44,24 +44,19 @@ impl Method {
         }
     }
 
-    /// Settings of both sides.
-    fn settings(self) -> (Vec<&'static str>, Value) {
-        match self {
-            Self::Plain => (vec![], json!({})),
-            Self::Xbzrle => (vec!["xbzrle"], json!({"xbzrle-cache-size": 256 << 20})),
-            Self::Multifd => (vec!["multifd"], json!({"multifd-channels": 2})),
-            Self::MultifdZstd => {
-                (vec!["multifd"], json!({"multifd-channels": 2, "multifd-compression": "zstd"}))
-            }
-        }
-    }
-
+    /// Settings of both sides; those of the way before are taken back.
     fn set(self, qmp: &mut Qmp) -> Result<()> {
-        let (capabilities, mut parameters) = self.settings();
-        let list: Vec<Value> =
-            capabilities.iter().map(|name| json!({"capability": name, "state": true})).collect();
+        let multifd = matches!(self, Self::Multifd | Self::MultifdZstd);
+        let list = json!([
+            {"capability": "xbzrle", "state": self == Self::Xbzrle},
+            {"capability": "multifd", "state": multifd},
+        ]);
         qmp.execute("migrate-set-capabilities", json!({"capabilities": list}))?;
-        parameters["max-bandwidth"] = json!(100_u64 << 30);
+        let compression = if self == Self::MultifdZstd { "zstd" } else { "none" };
+        let parameters = json!({
+            "max-bandwidth": 100_u64 << 30, "xbzrle-cache-size": 256 << 20, "multifd-channels": 2,
+            "multifd-compression": compression,
+        });
         qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }
