@@ -4,6 +4,8 @@ use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
 use dewar_guest_qemu::QemuGuest;
 use dewar_registry::{Forward, GuestFolder, GuestRecord};
+use dewar_memory::{Ram, RamRegion};
+use dewar_units::PAGE_BYTES;
 use dewar_wire::control::Region;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -93,9 +95,11 @@ fn missing(what: &str, path: &Path) -> Failure {
     Failure::new(Code::Unsupported, text)
 }
 
-/// A guest's RAM, as the destination is told of it.
-pub(super) fn regions(record: &GuestRecord) -> Vec<Region> {
-    let region =
-        |file: &dewar_registry::RamFile| Region { name: file.id.clone(), bytes: file.bytes };
-    record.ram.iter().map(region).collect()
+/// A guest's RAM, as the destination is told of it: in the order in which its pages are counted.
+pub(super) fn regions(ram: &Ram) -> Vec<Region> {
+    let region = |region: &RamRegion| Region {
+        name: region.name.clone(),
+        bytes: region.pages.count() * PAGE_BYTES as u64,
+    };
+    ram.regions().iter().map(region).collect()
 }

@@ -6,6 +6,7 @@ use crate::migration::ToTheDestination;
 use crate::reporter::Reporter;
 use dewar_capture::cores;
 use dewar_migrate::{FrameWriter, Identity, MigrateError, TunnelWriter, connect};
+use dewar_memory::Ram;
 use dewar_registry::GuestRecord;
 use dewar_wire::control::{CONTROL, Listening, Offer, ToDestination, ToSource};
 use dewar_wire::frame::Side;
@@ -35,6 +36,7 @@ pub(super) fn instance(record: &GuestRecord) -> String {
 pub(super) struct Offered<'o> {
     pub control: &'o ToTheDestination,
     pub checked: &'o GuestRecord,
+    pub ram: &'o Ram,
     pub to: &'o str,
     pub identity: Identity,
 }
@@ -53,7 +55,7 @@ impl Offered<'_> {
             from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             instance: instance(self.checked),
             machine,
-            regions: regions(self.checked),
+            regions: regions(self.ram),
             connections: cores().clamp(1, MOST_CONNECTIONS) as u16,
             certificate: is_direct.then(|| self.identity.certificate()),
         })))?;

@@ -83,8 +83,8 @@ pub fn migrate(
     reporter.stage("reaching the other host");
     let (control, pages, _process) = options.peer.connect(session).map_err(untouched)?.split();
     let identity = Identity::new().map_err(|error| untouched(error.into()))?;
-    let offered =
-        Offered { control: &control, checked: &checked, to: &options.peer.name, identity };
+    let (ram, to) = (guest.ram(), options.peer.name.as_str());
+    let offered = Offered { control: &control, checked: &checked, ram: &ram, to, identity };
     let listening = offered.offer(&machine, &options.way).map_err(untouched)?;
     let links = offered.links(pages, listening, &options.way, reporter).map_err(untouched)?;
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
@@ -104,7 +104,8 @@ pub fn migrate(
             side: SideRecord::Source(SourceRecord::Intent),
         },
         folder: &folder,
-        guest: checked.clone(),
+        // Not as `checked` says: it may stay, and its own command line is its user's.
+        guest: GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() },
         control: Some(&control),
         reached: &reached,
     };
