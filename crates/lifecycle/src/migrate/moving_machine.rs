@@ -3,8 +3,8 @@
 use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
 use dewar_guest_qemu::QemuGuest;
-use dewar_registry::{Forward, GuestFolder, GuestRecord};
 use dewar_memory::{Ram, RamRegion};
+use dewar_registry::{Forward, GuestFolder, GuestRecord};
 use dewar_units::PAGE_BYTES;
 use dewar_wire::control::Region;
 use serde::{Deserialize, Serialize};
