@@ -67,6 +67,14 @@ impl Hosts {
         self.guest.console = Console::connect(&self.guest.folder.join("console")).expect("console");
     }
 
+    /// What is on disk of migrations.
+    fn records(&self) -> Vec<std::path::PathBuf> {
+        [&self.a, &self.b]
+            .iter()
+            .flat_map(|lab| common::files(&lab.root().join("migrations")))
+            .collect()
+    }
+
     /// Where the guest is: what both hosts tell of it.
     fn states(&self) -> [String; 2] {
         [&self.a, &self.b].map(|lab| {
@@ -165,6 +173,7 @@ fn a_guest_moves_there_and_back() {
         assert!(hosts.assert_on_one(&format!("round {round}")));
         hosts.bring_back(&format!("round {round}, back"));
     }
+    assert_eq!(hosts.records(), Vec::<std::path::PathBuf>::new(), "nothing is to be remembered");
 }
 
 /// Each of the two commands is killed at each of its steps: the guest runs on one host, or on none
@@ -339,6 +348,7 @@ fn what_cannot_move_stays_as_it_is() {
     Hosts::migrate(&hosts.a, &hosts.b, &[]).failed(4, &["there is a guest 'g' already"]);
     std::fs::remove_dir_all(&folder).expect("remove");
     assert!(!hosts.assert_on_one("refused all the time"));
+    assert_eq!(hosts.records(), Vec::<std::path::PathBuf>::new(), "nothing is to be remembered");
     // Its disk is an overlay of this host's.
     hosts.a.dewar(&["checkpoint", "g"]).done();
     hosts.a.restore(&mut hosts.guest, &["g", "--replace"]).expect("restore");

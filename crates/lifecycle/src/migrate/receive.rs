@@ -183,6 +183,8 @@ fn take_part(
                     FromSource::Commit => continue,
                     FromSource::Gone => return Ok(()),
                     FromSource::Abort => {
+                        // What was refused for it need not be remembered: the source will not ask.
+                        side.on(DestinationEvent::Heard(word))?;
                         let what = format!("'{}' stays where it was", side.folder.name());
                         return Err(Failure::new(Code::Failed, what));
                     }

@@ -63,7 +63,12 @@ impl DestinationSide<'_> {
 
     fn write(&mut self, record: DestinationRecord) -> Result<(), Failure> {
         self.record.side = SideRecord::Destination(record);
-        Migrations::new(self.folder.root()).write(self.session, &self.record)?;
+        let migrations = Migrations::new(self.folder.root());
+        let is_loaded = || migrations.read::<MigrationRecord>(self.session).map(|it| it.is_some());
+        // A guest that was never loaded can never run here: without a record that holds, too.
+        if record != DestinationRecord::Refused || is_loaded()? {
+            migrations.write(self.session, &self.record)?;
+        }
         (self.reached)(match record {
             DestinationRecord::Loaded => "loaded",
             DestinationRecord::Owned => "owned",
