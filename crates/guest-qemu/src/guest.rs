@@ -12,7 +12,7 @@ use crate::qmp::Qmp;
 use crate::rollback::{self, END_WITHIN, put_back_offline, rollback};
 use crate::run_state::{IO_ERROR, RunState, is_running};
 use crate::state::StateChannel;
-use crate::uffd_access::uffd_origin;
+use crate::uffd_access::{close_userfaultfd_device, uffd_origin};
 use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
 use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
@@ -115,6 +115,11 @@ impl QemuGuest {
         let held = self.step("stopping", |qmp, _, _| is_running(qmp))?;
         self.note(Journal { held, ..Journal::default() })?;
         self.stop()
+    }
+
+    /// Takes `/dev/userfaultfd` away from QEMU again, where it was given that.
+    pub fn close_uffd_device(&mut self) {
+        close_userfaultfd_device(&mut self.qmp);
     }
 
     pub(crate) fn failed(&self, operation: &str, cause: impl Display) -> GuestError {

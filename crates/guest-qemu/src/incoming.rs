@@ -81,6 +81,8 @@ impl Incoming {
         let qmp = Qmp::of(&record)?;
         let if_refused = match is_frozen_in_place(&record) {
             true => Phase::Frozen,
+            // One that another host gave away is to be let run by the next command, too.
+            false if record.migration.is_some() => Phase::Arriving,
             false => Phase::Running,
         };
         Ok(Self { folder, record, qmp, if_refused })

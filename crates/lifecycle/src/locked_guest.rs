@@ -48,9 +48,7 @@ impl LockedGuest {
             // One that a killed command was about to move is this host's.
             self.record = recovery::migration::recover(&self.folder, self.record.clone())?;
         }
-        if is_elsewhere(&self.record) {
-            return Err(moves(&self.record));
-        }
+        self.require_here()?;
         for process in handover::processes(&self.folder) {
             kill(&process);
         }
@@ -78,14 +76,23 @@ impl LockedGuest {
         Ok(self.folder.remove_ram(&self.record).map(drop)?)
     }
 
+    /// That it is this host's: not on its way from or to another.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn require_here(&self) -> Result<(), Failure> {
+        match is_elsewhere(&self.record) {
+            true => Err(moves(&self.record)),
+            false => Ok(()),
+        }
+    }
+
     /// That its QEMU runs.
     ///
     /// # Errors
     /// Where the guest is frozen or has ended.
     pub fn require_alive(&self) -> Result<(), Failure> {
-        if is_elsewhere(&self.record) {
-            return Err(moves(&self.record));
-        }
+        self.require_here()?;
         if self.record.process.is_alive() {
             return Ok(());
         }

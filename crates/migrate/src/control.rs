@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a side says that it is at work.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
@@ -39,6 +39,8 @@ pub struct Control<S, R> {
     session: u64,
     writer: Arc<Mutex<Writer>>,
     heard: Mutex<Receiver<Result<Heard<R>, MigrateError>>>,
+    /// When something was heard last.
+    last: Arc<Mutex<Instant>>,
     sends: PhantomData<fn(S)>,
 }
 
@@ -96,10 +98,12 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
     ) -> Self {
         let writer = Arc::new(Mutex::new(writer));
         let (sender, heard) = channel();
-        std::thread::spawn(move || read_all(&mut reader, &sender));
+        let last = Arc::new(Mutex::new(Instant::now()));
+        let noted = Arc::clone(&last);
+        std::thread::spawn(move || read_all(&mut reader, &sender, &noted));
         let beating = Arc::downgrade(&writer);
         std::thread::spawn(move || beat(&beating));
-        Self { session, writer, heard: Mutex::new(heard), sends: PhantomData }
+        Self { session, writer, heard: Mutex::new(heard), last, sends: PhantomData }
     }
 
     /// Which migration it is about.
@@ -141,6 +145,11 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
         }
     }
 
+    /// Whether the other side has said nothing for too long, or the connection has ended for as long.
+    pub fn is_silent(&self) -> bool {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > SILENT_FOR
+    }
+
     /// The next message.
     ///
     /// # Errors
@@ -161,9 +170,12 @@ fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
 fn read_all<R: DeserializeOwned>(
     reader: &mut FrameReader<impl Read>,
     sender: &Sender<Result<Heard<R>, MigrateError>>,
+    last: &Mutex<Instant>,
 ) {
     loop {
-        let heard = match reader.receive() {
+        let received = reader.receive();
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let heard = match received {
             Ok(None) => return,
             Ok(Some((Kind::Control, text))) => {
                 serde_json::from_slice(text).map(Heard::Message).map_err(MigrateError::Message)

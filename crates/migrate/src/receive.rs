@@ -13,6 +13,7 @@ use dewar_wire::pages::{Entry, entries};
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,6 +77,16 @@ impl PageReceiver {
         let wait = |state: &mut State| !has_arrived(state) && state.ended == 0;
         let state = self.progress.changed.wait_while(state, wait);
         has_arrived(&state.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, for so long; nothing where it is not known then.
+    pub fn wait_within(&self, epoch: u32, time: Duration) -> Option<bool> {
+        let state = self.progress.lock();
+        let has_arrived = |state: &State| state.epochs.iter().all(|ended| *ended >= epoch);
+        let wait = |state: &mut State| !has_arrived(state) && state.ended == 0;
+        let waited = self.progress.changed.wait_timeout_while(state, time, wait);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!timeout.timed_out() || has_arrived(&state)).then(|| has_arrived(&state))
     }
 
     /// Why a connection failed, if one did.

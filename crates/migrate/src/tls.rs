@@ -10,6 +10,7 @@ use crate::frames::{FrameReader, FrameWriter};
 use dewar_wire::frame::{Kind, Side};
 use dewar_wire::hello::{Features, Hello};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustix::net::sockopt;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 const NAME: &str = "dewar";
 /// How long a connection may take until its greeting is heard.
 const GREETS_WITHIN: Duration = Duration::from_secs(10);
+/// When a connection counts as lost on which nothing is acknowledged.
+const GONE_AFTER: Duration = Duration::from_secs(20);
 /// Strangers that are heard at once, at most.
 const MOST_STRANGERS: usize = 16;
 const POLL: Duration = Duration::from_millis(10);
@@ -230,7 +233,7 @@ pub fn connect(
     let one = |shard: u16| -> Result<FrameWriter<DirectWriter>, MigrateError> {
         let failed = |cause| MigrateError::Link { operation: "making", shard, cause };
         let stream = reach(addresses).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
+        fail_in_time(&stream).map_err(failed)?;
         let name = ServerName::try_from(NAME).map_err(tls)?;
         let mut connection = ClientConnection::new(Arc::clone(&config), name).map_err(tls)?;
         let mut stream = stream;
@@ -263,6 +266,15 @@ fn reach(addresses: &[(String, u16)]) -> io::Result<TcpStream> {
         }
     }
     Err(last)
+}
+
+/// Makes a connection whose other end is gone, or takes nothing any more, fail in time (tcp(7)).
+fn fail_in_time(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(stream, GONE_AFTER.as_millis() as u32)?;
+    sockopt::set_tcp_keepidle(stream, GONE_AFTER / 2)?;
+    sockopt::set_tcp_keepintvl(stream, GONE_AFTER / 4)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 /// How long a call on the stream may take; without end where that is zero.
@@ -377,7 +389,7 @@ fn greeted(
 ) -> Result<FrameReader<DirectReader>, MigrateError> {
     let failed = |cause| MigrateError::Link { operation: "greeting", shard: 0, cause };
     stream.set_nonblocking(false).map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
+    fail_in_time(&stream).map_err(failed)?;
     within(&stream, GREETS_WITHIN).map_err(failed)?;
     let mut connection = ServerConnection::new(config).map_err(tls)?;
     connection.complete_io(&mut stream).map_err(failed)?;

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -114,18 +114,26 @@ impl GuestFolder {
     /// # Errors
     /// [`RegistryError::Locked`] where another command holds it.
     pub fn lock(&self) -> Result<GuestLock, RegistryError> {
-        self.make()?;
         let path = self.file(LOCK);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io_error("open", &path))?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| RegistryError::Locked(self.name.clone()))?;
-        Ok(GuestLock { file })
+        loop {
+            self.make()?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&path)
+                .map_err(io_error("open", &path))?;
+            flock(&file, FlockOperation::NonBlockingLockExclusive)
+                .map_err(|_| RegistryError::Locked(self.name.clone()))?;
+            // A command that removed the guest meanwhile has taken the file away: who comes next locks
+            // another.
+            let number = |data: fs::Metadata| (data.dev(), data.ino());
+            let ours = file.metadata().map(number).map_err(io_error("look at", &path))?;
+            if fs::metadata(&path).map(number).is_ok_and(|now| now == ours) {
+                return Ok(GuestLock { file });
+            }
+        }
     }
 
     /// The guest's record.

@@ -93,6 +93,11 @@ impl KeptDisk {
         })
     }
 
+    /// Whether its path leads to the same file on this host, as far as its number in the file system tells.
+    pub fn is_same_file(&self) -> bool {
+        Self::of(&self.path).is_some_and(|here| here.inode == self.inode)
+    }
+
     /// Whether nobody has written it since, or put another in its place.
     pub fn is_as_it_was(&self) -> bool {
         Self::of(&self.path).is_some_and(|now| now == *self)

@@ -5,7 +5,7 @@ use crate::error::{RegistryError, io_error};
 use crate::json_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,14 @@ impl Migrations {
     /// # Errors
     /// Where it cannot be made.
     pub fn make(&self) -> Result<(), RegistryError> {
+        if self.folder.is_dir() {
+            return Ok(());
+        }
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        make.map_err(io_error("create", &self.folder))
+        make.map_err(io_error("create", &self.folder))?;
+        // A record that is on disk is to be found there.
+        let root = self.folder.parent().unwrap_or(&self.folder);
+        File::open(root).and_then(|it| it.sync_all()).map_err(io_error("sync", root))
     }
 
     /// Writes what is on record of one, in one step and to disk.

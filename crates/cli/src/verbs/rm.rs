@@ -9,6 +9,7 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
         return force(context, &args.name);
     }
     let guest = context.lock(&args.name)?;
+    guest.require_here()?;
     if guest.record.process.is_alive() {
         if guest.record.adopted {
             // It was never ours: it is only forgotten, and left as it was found, as far as

@@ -333,6 +333,8 @@ fn what_cannot_move_stays_as_it_is() {
     let away = disk.with_extension("away");
     std::fs::rename(&disk, &away).expect("rename");
     refused(&hosts, 4, &["its disk", "is not on this host", "shared storage"], &[]);
+    std::fs::copy(&away, &disk).expect("copy");
+    refused(&hosts, 4, &["its disk", "is another file", "shared storage"], &[]);
     std::fs::rename(&away, &disk).expect("rename");
     // A destination that hears what is none of the protocol, or nothing.
     for input in ["/dev/urandom", "/dev/null"] {
@@ -369,6 +371,9 @@ fn how_it_stands_and_its_checkpoints_move_along() {
     qmp.execute("stop", serde_json::json!({})).expect("stop");
     drop(qmp);
     Hosts::migrate(&hosts.a, &hosts.b, &[]).done();
+    assert_eq!(hosts.states(), ["-", "paused"].map(str::to_owned));
+    // QEMU must have its disks to save it.
+    hosts.b.dewar(&["checkpoint", "g", "--store", &store]).done();
     assert_eq!(hosts.states(), ["-", "paused"].map(str::to_owned));
     let mut qmp = Qmp::connect(&hosts.b.root().join("guests/g/qmp.sock")).expect("QMP");
     qmp.execute("cont", serde_json::json!({})).expect("cont");

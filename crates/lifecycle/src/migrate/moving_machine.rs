@@ -4,7 +4,7 @@ use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
 use dewar_guest_qemu::QemuGuest;
 use dewar_memory::{Ram, RamRegion};
-use dewar_registry::{Forward, GuestFolder, GuestRecord};
+use dewar_registry::{Forward, GuestFolder, GuestRecord, KeptDisk};
 use dewar_units::PAGE_BYTES;
 use dewar_wire::control::Region;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,10 @@ pub(super) struct MovingMachine {
     pub machine: String,
     /// QEMU's version.
     pub version: String,
-    /// Its writable disks that are files.
+    /// Its writable disks.
     pub disks: Vec<PathBuf>,
+    /// Those that are files, as the source has them.
+    pub files: Vec<KeptDisk>,
 }
 
 /// What the destination is told when the guest stands still.
@@ -39,13 +41,15 @@ impl MovingMachine {
     pub fn of(guest: &QemuGuest, checked: &GuestRecord) -> Self {
         let found = guest.found();
         let disks = found.disks.iter().map(|disk| checked.folder.join(&disk.file));
+        let disks: Vec<PathBuf> = disks.collect();
         Self {
+            files: disks.iter().filter_map(|path| KeptDisk::of(path)).collect(),
             program: checked.program.clone(),
             arguments: checked.arguments.clone(),
             folder: checked.folder.clone(),
             machine: found.machine.clone(),
             version: found.version.clone(),
-            disks: disks.collect(),
+            disks,
         }
     }
 
@@ -82,9 +86,16 @@ impl MovingMachine {
         if !self.folder.is_dir() {
             return Err(missing("the folder that its QEMU runs in", &self.folder));
         }
-        match self.disks.iter().find(|disk| !self.folder.join(disk).exists()) {
-            Some(disk) => Err(missing("its disk", disk)
-                .advice("let both hosts reach it by this path, on shared storage")),
+        let advice = "let both hosts reach it by this path, on shared storage";
+        if let Some(disk) = self.disks.iter().find(|disk| !disk.exists()) {
+            return Err(missing("its disk", disk).advice(advice));
+        }
+        match self.files.iter().find(|disk| !disk.is_same_file()) {
+            Some(disk) => {
+                let path = disk.path.display();
+                let what = format!("its disk, {path}, is another file on this host");
+                Err(Failure::new(Code::Unsupported, what).advice(advice))
+            }
             None => Ok(()),
         }
     }

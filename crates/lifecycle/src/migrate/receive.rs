@@ -21,9 +21,13 @@ use dewar_wire::frame::Side;
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Connections of pages that are listened for, at most.
 const MOST_CONNECTIONS: u16 = 16;
+
+/// How often it is looked whether the source is there while its last pages are waited for.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Takes part in the migration that the source speaks of on `from`, and answers on `to`, until there
 /// is nothing more to say. Where the connection is lost, what is on disk stays for the next.
@@ -172,7 +176,7 @@ fn take_part(
                 if (state.len() as u64) < stopped.state_bytes.min(MOST_STATE_BYTES) {
                     continue;
                 }
-                match load(side, receiver, stopped, std::mem::take(state)) {
+                match load(side, control, receiver, stopped, std::mem::take(state)) {
                     Ok(()) => DestinationEvent::Loaded,
                     Err(failure) => return give_up(side, control, failure),
                 }
@@ -238,6 +242,7 @@ fn give_up(
 /// Loads the guest: its memory must be there, and its record says how it is to go on.
 fn load(
     side: &mut DestinationSide<'_>,
+    control: &ToTheSource,
     receiver: &PageReceiver,
     stopped: &Stopped,
     state: Vec<u8>,
@@ -258,8 +263,20 @@ fn load(
         frozen.forwards = Some(moving.forwards.unwrap_or_default());
     }
     incoming.save()?;
-    if !receiver.wait(stopped.epoch) {
-        return Err(lost());
+    loop {
+        match receiver.wait_within(stopped.epoch, LOOK) {
+            Some(true) => break,
+            Some(false) => return Err(lost()),
+            // A connection of pages may be lost and not say so.
+            None if control.is_silent() => return Err(lost()),
+            None => {}
+        }
     }
-    incoming.load_to_be_given(state).map_err(|error| unloadable(folder, &error))
+    // The host that it leaves lets a guest that stood still stand, and needs no disks for that. Here they
+    // would stay inactive until it is let run, and QEMU could not save it before.
+    let loaded = match stopped.was_running {
+        true => incoming.load_to_be_given(state),
+        false => incoming.load(state),
+    };
+    loaded.map_err(|error| unloadable(folder, &error))
 }

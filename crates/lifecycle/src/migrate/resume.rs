@@ -6,8 +6,8 @@ use crate::host::Host;
 use crate::locked_guest::LockedGuest;
 use crate::migration::{ByRecord, SourceSide};
 use crate::migration::{DestinationSide, ToTheSource};
-use crate::migration::{MigrationRecord, migration_of};
-use crate::recovery::migration::{arriving, is_given, refuse};
+use crate::migration::{MigrationRecord, is_elsewhere, migration_of};
+use crate::recovery::migration::{arriving, is_given, recover_lost, refuse};
 use crate::reporter::Reporter;
 use dewar_guest_qemu::Qmp;
 use dewar_migrate::{Heard, MigrateError};
@@ -52,6 +52,9 @@ pub fn resume(
 ) -> Result<Resumed, Failure> {
     let LockedGuest { folder, record, lock: _lock } = host.lock(name)?;
     let (session, on_disk) = given(&folder, &record)?;
+    if ending == Ending::Back {
+        require_qemu(&record)?;
+    }
     let other = on_disk.other.clone();
     let stays = |failure: Failure| still_given(failure, name, &other);
     let Some(peer) = on_disk.peer.clone() else {
@@ -102,7 +105,14 @@ pub fn resume(
 /// # Errors
 /// Where the guest is in no such migration, or does not go on.
 pub fn take_back(host: &Host, name: &str) -> Result<(), Failure> {
-    let LockedGuest { folder, record, lock: _lock } = host.lock(name)?;
+    let LockedGuest { folder, record, lock: _lock } = host.lock_to_end(name)?;
+    if record.phase == Phase::Leaving {
+        require_qemu(&record)?;
+    }
+    if let Some((_, None)) = migration_of(&folder, &record)?.filter(|_| is_elsewhere(&record)) {
+        // What was on disk of the migration is lost, and the user decides.
+        return recover_lost(&folder, &record);
+    }
     let (session, on_disk) = given(&folder, &record)?;
     let (machine, _) = Source::recover(Some(SourceRecord::Given));
     let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
@@ -139,6 +149,18 @@ pub fn abort_here(host: &Host, name: &str) -> Result<(), Failure> {
     refuse(&folder, record)
 }
 
+/// That what a guest needs to go on here is here: its process, which stands still.
+fn require_qemu(record: &dewar_registry::GuestRecord) -> Result<(), Failure> {
+    if record.process.is_alive() {
+        return Ok(());
+    }
+    let name = &record.name;
+    let what = format!("the QEMU that '{name}' was in on this host has ended");
+    Err(Failure::new(Code::Attention, what)
+        .state("all that there is of it may be at the other host")
+        .advice(format!("'dewar migrate {name} --resume' lets it go on there")))
+}
+
 /// The migration of a guest that was given away.
 fn given(
     folder: &dewar_registry::GuestFolder,
@@ -155,7 +177,7 @@ fn given(
 
 fn not_moving(name: &str) -> Failure {
     let what = format!("'{name}' was not given to another host");
-    Failure::new(Code::Failed, what).state("it is a guest of this host")
+    Failure::new(Code::Failed, what).state("it stays as it is")
 }
 
 /// What is said of a guest that was given away and of which the other host has not said that it runs.

@@ -220,6 +220,8 @@ impl Moving<'_> {
                     }
                     self.side.on(SourceEvent::Heard(word), hands)?;
                 }
+                // What becomes of a guest that was given away follows.
+                ToSource::Failed { .. } if is_given(&self.side) => {}
                 ToSource::Failed { why } => return Err(MigrateError::Failed(why).into()),
                 ToSource::Arrived { .. } => {}
                 _ => return Err(MigrateError::Unexpected(CONTROL).into()),
@@ -244,6 +246,15 @@ impl Moving<'_> {
             Ok(moved) => return Ok(moved),
             Err(failure) => failure,
         };
+        if self.side.machine.record() == Some(SourceRecord::Gone) {
+            let (name, other) = (self.folder.name(), &self.side.record.other);
+            return Err(failure
+                .attention()
+                .state(format!(
+                    "'{name}' runs at {other}; not all that was left of it here is removed"
+                ))
+                .advice("'dewar ps' goes on with that"));
+        }
         let mut hands = Live { guest, last: None };
         let back = self.side.begin_again(&mut hands);
         if is_given(&self.side) {
@@ -277,6 +288,7 @@ fn track(guest: &mut QemuGuest, folder: &GuestFolder, ram: &Ram) -> Result<Write
         let identity = tracker.identity()?;
         Ok((tracker, identity))
     });
+    guest.close_uffd_device();
     let (tracker, identity) = begun.map_err(MigrateError::from)?;
     // Should the guest stay, its next checkpoint takes this tracker up.
     let process = guest.record().process;

@@ -1,7 +1,8 @@
 //! The destination's state machine, its record on disk, and what carries its actions out.
 
 use super::record::{MigrationRecord, SideRecord};
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
+use crate::process::qmp_failure;
 use dewar_guest_qemu::Incoming;
 use dewar_guest_qemu::launch::kill;
 use dewar_migrate::Control;
@@ -86,7 +87,15 @@ impl DestinationSide<'_> {
     }
 
     fn run(&mut self) -> Result<(), Failure> {
-        let Some(incoming) = &mut self.incoming else { return Ok(()) };
+        if let Some(record) = self.guest.take().filter(|_| self.incoming.is_none()) {
+            let resumed = Incoming::resume(self.folder.clone(), record.clone());
+            // Should its QEMU not answer, the next command tries again.
+            self.incoming =
+                Some(resumed.map_err(|error| qmp_failure(&record, &error).attention())?);
+        }
+        let Some(incoming) = &mut self.incoming else {
+            return Err(Failure::new(Code::Attention, "there is nothing of it here to let run"));
+        };
         self.unforwarded = incoming.commit()?.unforwarded;
         (self.reached)("committed");
         incoming.let_run(&|step| (self.reached)(step))?;

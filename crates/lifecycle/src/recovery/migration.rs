@@ -4,7 +4,7 @@ use crate::failure::{Code, Failure};
 use crate::migration::{
     ByRecord, DestinationSide, Hands, MigrationRecord, SideRecord, SourceSide, migration_of,
 };
-use dewar_guest_qemu::{Incoming, Qmp, QmpError};
+use dewar_guest_qemu::{Qmp, QmpError};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use dewar_wire::ownership::{
     Destination, DestinationAction, DestinationEvent, DestinationRecord, Source, SourceRecord,
@@ -37,13 +37,8 @@ pub fn recover_source(
     let Some((session, on_disk)) = migration_of(folder, record)? else {
         return Err(unknown(record));
     };
-    let Some(on_disk) = on_disk else {
-        // Its own record was to be written last, or its migration's was removed first.
-        let back = GuestRecord { phase: Phase::Running, migration: None, ..record.clone() };
-        ByRecord { folder, record: &back, connect }.resume()?;
-        folder.set_record(&back)?;
-        return Ok(back);
-    };
+    // Its own record says so only while the migration's is on disk: that was lost.
+    let Some(on_disk) = on_disk else { return Err(unknown(record)) };
     let mut side = SourceSide {
         machine: Source::new(),
         session,
@@ -58,6 +53,14 @@ pub fn recover_source(
     Ok(folder.record()?)
 }
 
+/// Lets a guest go on that leaves, and of whose migration nothing is on disk: its user says that no
+/// other host will ever run it.
+pub(crate) fn recover_lost(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    let back = GuestRecord { phase: Phase::Running, migration: None, ..record.clone() };
+    ByRecord { folder, record: &back, connect: || Qmp::of(&back) }.resume()?;
+    Ok(folder.set_record(&back)?)
+}
+
 /// The guest that arrives, as a side that no connection leads to.
 pub(crate) fn arriving<'d>(
     folder: &'d GuestFolder,
@@ -68,23 +71,17 @@ pub(crate) fn arriving<'d>(
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = record.process.is_alive();
     let (machine, now) = Destination::recover(known, lives);
-    let is_to_run = known == Some(DestinationRecord::Owned) && lives;
-    let mut side = DestinationSide {
+    let side = DestinationSide {
         machine,
         session,
         record: on_disk.unwrap_or_else(|| MigrationRecord::refused(&record.name)),
         folder,
-        guest: Some(record.clone()),
+        guest: Some(record),
         incoming: None,
         control: None,
         unforwarded: Vec::new(),
         reached: &|_| {},
     };
-    if is_to_run || known == Some(DestinationRecord::Loaded) && lives {
-        let incoming = Incoming::resume(folder.clone(), record)
-            .map_err(|error| Failure::new(Code::Failed, error.to_string()).attention())?;
-        side.incoming = Some(incoming);
-    }
     Ok((side, now))
 }
 
@@ -158,6 +155,10 @@ pub(crate) fn is_given(on_disk: &Option<MigrationRecord>) -> bool {
 }
 
 fn unknown(record: &GuestRecord) -> Failure {
-    let what = format!("it is not on record in which migration '{}' is", record.name);
-    Failure::new(Code::Attention, what)
+    let name = &record.name;
+    let what = format!("what was on disk of the migration of '{name}' is lost");
+    Failure::new(Code::Attention, what).state("it stands still").advice(format!(
+        "if it runs on no other host, and never will, 'dewar migrate {name} --take-back' lets it go \
+         on here"
+    ))
 }
