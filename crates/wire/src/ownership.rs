@@ -2,7 +2,8 @@
 //!
 //! Each side is a state machine without sockets, clocks or files. It is given an [event](SourceEvent) and
 //! answers with actions, which the caller carries out in order. [`SourceAction::Record`] and
-//! [`DestinationAction::Record`] mean *written and fsynced* before the next action. **If an action fails,
+//! [`DestinationAction::Record`] mean *written and fsynced* before the next action; of a guest that was never
+//! loaded no record means the same as [`DestinationRecord::Refused`], and none need be written. **If an action fails,
 //! the caller carries out nothing more, drops the value and begins again with what is on disk**
 //! ([`Source::recover`], [`Destination::recover`]), as after a kill.
 //!
