@@ -88,12 +88,13 @@ pub enum Verb {
     /// Move a running guest to another host.
     ///
     /// Its memory is sent while it runs; it stands still for the last pages and its devices, and goes on
-    /// there. Its disks must be reached by both hosts by the same paths. Whatever fails, it runs on one
-    /// of the two hosts, never on both.
+    /// there. Its disks must be reached by both hosts by the same paths. Whatever fails, it never runs on
+    /// both; where it changed hands just then, '--resume' asks which of the two has it.
     Migrate(MigrateArgs),
     /// Take a guest from another host: 'migrate' there starts this here.
     ///
-    /// It speaks with 'dewar migrate' over its standard input and output, and listens nowhere.
+    /// It speaks with 'dewar migrate' over its standard input and output. Until the connections for pages have
+    /// come it listens on a port, to the one that has the key of this migration.
     #[command(
         after_help = "Example:\n  dewar receive      as 'dewar migrate' starts it: ssh HOST dewar receive"
     )]

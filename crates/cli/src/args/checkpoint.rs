@@ -67,7 +67,7 @@ fn parse_tag(text: &str) -> Result<String, &'static str> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CodecChoice {
-    /// Each page as much as the cores have time for while the store writes.
+    /// Each page as much as the cores have time for while the store, or the connection, takes them.
     Auto,
     /// Zstandard level -1: smallest.
     Zstd,
