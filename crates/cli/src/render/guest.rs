@@ -74,9 +74,12 @@ pub fn lazy(folder: &GuestFolder, record: &GuestRecord) -> Value {
     if record.server.is_none() {
         return Value::Null;
     }
+    let alive = server_alive(record);
+    // A server that has brought all reads the checkpoint until it ends: who waits for
+    // "complete" may delete that next.
     json!({
-        "complete": server.complete, "pages_arrived": server.arrived, "pages": server.of,
+        "complete": server.complete && !alive, "pages_arrived": server.arrived, "pages": server.of,
         "pages_reused": server.reused,
-        "problem": server.problem, "server_alive": server_alive(record),
+        "problem": server.problem, "server_alive": alive,
     })
 }
