@@ -25,7 +25,7 @@ pub use error::KernelError;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
-    nonzero_ranges,
+    nonzero_ranges, punch_hole,
 };
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};

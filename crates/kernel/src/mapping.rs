@@ -8,7 +8,7 @@
 
 use crate::KernelError;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
@@ -208,6 +208,16 @@ pub fn data_ranges(file: impl AsFd, range: PageRange) -> Result<Vec<PageRange>, 
         at = stop;
     }
     Ok(found)
+}
+
+/// Makes a hole in a file (fallocate(2)), which keeps its length.
+///
+/// # Errors
+/// Where the file cannot be changed.
+pub fn punch_hole(file: impl AsFd, offset: u64, bytes: u64) -> Result<(), KernelError> {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, how, offset, bytes)
+        .map_err(|cause| KernelError::new("fallocate", "a guest's RAM file", cause))
 }
 
 /// What is free where a file lies.

@@ -71,6 +71,15 @@ impl ProcessHandle {
         Self { pid: Pid(0), fd }
     }
 
+    /// Another handle on the same process.
+    ///
+    /// # Errors
+    /// Where no more files can be opened.
+    pub fn try_clone(&self) -> Result<Self, KernelError> {
+        let failed = |cause| KernelError::new("dup", self.pid.to_string(), cause);
+        Ok(Self { pid: self.pid, fd: self.fd.try_clone().map_err(failed)? })
+    }
+
     /// Its number.
     pub fn pid(&self) -> Pid {
         self.pid

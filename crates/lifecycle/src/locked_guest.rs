@@ -2,7 +2,7 @@
 
 use crate::failure::{Code, Failure};
 use crate::migration::is_elsewhere;
-use crate::page_server::{ServerState, server_alive};
+use crate::page_server::{ServerState, server_alive, what_brings_the_rest};
 use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;
 use crate::recovery::{self, recover};
@@ -133,7 +133,7 @@ impl LockedGuest {
             let is_served = server_alive(&self.record);
             if !is_served && !ServerState::of(&self.folder, &self.record).complete {
                 return Err(unfinished("its page server is gone")
-                    .advice(format!("'dewar restore {name}' goes on with it")));
+                    .advice(what_brings_the_rest(&self.record)));
             }
             reporter.stage("waiting for memory");
             std::thread::sleep(Duration::from_millis(50));

@@ -19,12 +19,14 @@
 
 mod moving_machine;
 mod offered;
+mod owed;
 mod place;
 mod receive;
 mod resume;
+mod serving;
 mod source;
 
 pub use offered::Way;
 pub use receive::receive;
 pub use resume::{Ending, Resumed, abort_here, resume, take_back};
-pub use source::{MigrateOptions, Migrated, migrate};
+pub use source::{MigrateOptions, Migrated, PostCopy, migrate};

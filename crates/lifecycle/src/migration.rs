@@ -2,6 +2,7 @@
 //! what carries out what they say. `migrate` and what finishes a killed one both go by these.
 
 mod destination_side;
+pub(crate) mod owed_pages;
 mod peer;
 mod record;
 mod source_side;

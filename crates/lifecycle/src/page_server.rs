@@ -6,7 +6,7 @@ mod serve;
 mod state;
 
 pub use serve::{Source, serve};
-pub use state::{ServerState, lacks_server, server_alive};
+pub use state::{ServerState, lacks_server, server_alive, what_brings_the_rest};
 
 use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;

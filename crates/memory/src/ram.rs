@@ -1,5 +1,6 @@
 use dewar_kernel::{
     KernelError, SharedMapping, WritableMapping, data_ranges, huge_page_bytes, nonzero_ranges,
+    punch_hole,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
@@ -129,6 +130,15 @@ impl NewRam {
             None => None,
         };
         Ok(Self { file, mapping })
+    }
+
+    /// Makes a hole: what lies there reads as zeros, and a page of it is missing for who looks. Of a page
+    /// that the kernel cannot free just now only the content goes: look whether all are missing.
+    ///
+    /// # Errors
+    /// Where the file cannot be changed.
+    pub fn clear(&self, offset: u64, bytes: u64) -> Result<(), KernelError> {
+        punch_hole(&self.file, offset, bytes)
     }
 
     /// Writes at a distance from the start.

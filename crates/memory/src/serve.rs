@@ -25,13 +25,13 @@ pub enum Faults {
 
 /// Serves one guest's missing pages.
 #[derive(Debug)]
-pub struct FaultServer<'p> {
+pub struct FaultServer {
     uffd: Userfaultfd,
     map: AddressMap,
-    process: &'p ProcessHandle,
+    process: ProcessHandle,
 }
 
-impl<'p> FaultServer<'p> {
+impl FaultServer {
     /// Takes charge of all RAM of `process`; a server that died before is
     /// taken over from.
     ///
@@ -39,11 +39,12 @@ impl<'p> FaultServer<'p> {
     /// EPERM where the process may not make a userfaultfd, EBUSY where another
     /// program serves it.
     pub fn attach(
-        process: &'p ProcessHandle,
+        process: &ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,
     ) -> Result<Self, KernelError> {
         let uffd = userfaultfd_of(process, origin)?;
+        let process = process.try_clone()?;
         let map = AddressMap::of(ram);
         for range in map.regions() {
             uffd.register(&range, RegisterMode::Missing)?;
@@ -113,7 +114,7 @@ impl<'p> FaultServer<'p> {
     ///
     /// # Errors
     /// Where the guest is gone.
-    pub fn finish(self) -> Result<(), KernelError> {
+    pub fn finish(&self) -> Result<(), KernelError> {
         self.map.regions().try_for_each(|range| self.uffd.unregister(&range))
     }
 }

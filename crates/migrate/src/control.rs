@@ -12,8 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{Read, Write};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a side says that it is at work.
@@ -34,19 +35,30 @@ pub enum Heard<R> {
     Beat,
 }
 
+/// What takes pages that come beside messages.
+type PageTaker = dyn Fn(&[u8]) -> Result<(), MigrateError> + Send + Sync;
+
 /// One side's end: it sends messages `S` and receives messages `R`. Dropped, it says nothing more.
 pub struct Control<S, R> {
     session: u64,
     writer: Arc<Mutex<Writer>>,
     heard: Mutex<Receiver<Result<Heard<R>, MigrateError>>>,
-    /// When something was heard last.
-    last: Arc<Mutex<Instant>>,
+    reading: Arc<Reading>,
+    agreement: Agreement,
     sends: PhantomData<fn(S)>,
+}
+
+/// What the thread that reads shares with the others.
+struct Reading {
+    /// When something was heard last.
+    last: Mutex<Instant>,
+    has_ended: AtomicBool,
+    pages: OnceLock<Box<PageTaker>>,
 }
 
 /// What this code can.
 fn ours() -> Hello {
-    Hello::ours(Features::LZ4.union(Features::ZSTD))
+    Hello::ours(Features::LZ4.union(Features::ZSTD).union(Features::POST_COPY))
 }
 
 impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
@@ -58,7 +70,7 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
         from: impl Read + Send + 'static,
         to: impl Write + Send + 'static,
         session: u64,
-    ) -> Result<(Self, Agreement), MigrateError> {
+    ) -> Result<Self, MigrateError> {
         let mut writer =
             FrameWriter::new(Box::new(to) as Box<dyn Write + Send>, session, CONTROL, Side::Source);
         writer.send(Kind::Hello, &ours().bytes())?;
@@ -68,7 +80,7 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
             Some(_) => return Err(MigrateError::Unexpected(CONTROL)),
             None => return Err(MigrateError::NoAnswer),
         };
-        Ok((Self::begin(session, writer, reader), agreement))
+        Ok(Self::begin(session, writer, reader, agreement))
     }
 
     /// The destination's end: which migration it is about, the source says.
@@ -78,7 +90,7 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
     pub fn accept(
         from: impl Read + Send + 'static,
         to: impl Write + Send + 'static,
-    ) -> Result<(Self, Agreement), MigrateError> {
+    ) -> Result<Self, MigrateError> {
         let (reader, hello) = FrameReader::greeted(from, Side::Source)?;
         let session = reader.session();
         let to = Box::new(to) as Box<dyn Write + Send>;
@@ -88,27 +100,58 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
         if reader.shard() != CONTROL {
             return Err(MigrateError::Unexpected(reader.shard()));
         }
-        Ok((Self::begin(session, writer, reader), agreement))
+        Ok(Self::begin(session, writer, reader, agreement))
     }
 
     fn begin(
         session: u64,
         writer: Writer,
         mut reader: FrameReader<impl Read + Send + 'static>,
+        agreement: Agreement,
     ) -> Self {
         let writer = Arc::new(Mutex::new(writer));
         let (sender, heard) = channel();
-        let last = Arc::new(Mutex::new(Instant::now()));
-        let noted = Arc::clone(&last);
-        std::thread::spawn(move || read_all(&mut reader, &sender, &noted));
+        let reading = Arc::new(Reading {
+            last: Mutex::new(Instant::now()),
+            has_ended: AtomicBool::new(false),
+            pages: OnceLock::new(),
+        });
+        let shared = Arc::clone(&reading);
+        std::thread::spawn(move || {
+            read_all(&mut reader, &sender, &shared);
+            shared.has_ended.store(true, Ordering::Relaxed);
+        });
         let beating = Arc::downgrade(&writer);
         std::thread::spawn(move || beat(&beating));
-        Self { session, writer, heard: Mutex::new(heard), last, sends: PhantomData }
+        let heard = Mutex::new(heard);
+        Self { session, writer, heard, reading, agreement, sends: PhantomData }
     }
 
     /// Which migration it is about.
     pub fn session(&self) -> u64 {
         self.session
+    }
+
+    /// Whether both sides can do this.
+    pub fn can(&self, features: Features) -> bool {
+        self.agreement.features.has(features)
+    }
+
+    /// Gives pages that come beside messages to this, at once, on the thread that reads; before, none may
+    /// come.
+    pub fn take_pages(
+        &self,
+        taker: impl Fn(&[u8]) -> Result<(), MigrateError> + Send + Sync + 'static,
+    ) {
+        let _ = self.reading.pages.set(Box::new(taker));
+    }
+
+    /// Sends pages, by the connection's own way.
+    ///
+    /// # Errors
+    /// Where the connection fails.
+    pub fn send_pages(&self, payload: &[u8]) -> Result<(), MigrateError> {
+        lock(&self.writer).send(Kind::Pages, payload)
     }
 
     /// Sends a message.
@@ -134,12 +177,25 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
     /// # Errors
     /// Where the connection fails or has ended, or the other side is silent for too long.
     pub fn hear(&self) -> Result<Heard<R>, MigrateError> {
+        let silent = Err(MigrateError::Silent(SILENT_FOR));
+        self.hear_within(SILENT_FOR)?.map_or(silent, Ok)
+    }
+
+    /// The same within so long; `None` where nothing was said. A beat is nothing, but begins the time
+    /// again.
+    ///
+    /// # Errors
+    /// As [`Control::hear`].
+    pub fn hear_within(&self, time: Duration) -> Result<Option<Heard<R>>, MigrateError> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            return match heard.recv_timeout(SILENT_FOR) {
+            return match heard.recv_timeout(time) {
                 Ok(Ok(Heard::Beat)) => continue,
-                Ok(heard) => heard,
-                Err(RecvTimeoutError::Timeout) => Err(MigrateError::Silent(SILENT_FOR)),
+                Ok(heard) => heard.map(Some),
+                Err(RecvTimeoutError::Timeout) if self.is_silent() => {
+                    Err(MigrateError::Silent(SILENT_FOR))
+                }
+                Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => Err(MigrateError::Ended(CONTROL)),
             };
         }
@@ -147,7 +203,12 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
 
     /// Whether the other side has said nothing for too long, or the connection has ended for as long.
     pub fn is_silent(&self) -> bool {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > SILENT_FOR
+        self.reading.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > SILENT_FOR
+    }
+
+    /// Whether nothing more will be heard.
+    pub fn is_lost(&self) -> bool {
+        self.reading.has_ended.load(Ordering::Relaxed) || self.is_silent()
     }
 
     /// The next message.
@@ -170,11 +231,11 @@ fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
 fn read_all<R: DeserializeOwned>(
     reader: &mut FrameReader<impl Read>,
     sender: &Sender<Result<Heard<R>, MigrateError>>,
-    last: &Mutex<Instant>,
+    reading: &Reading,
 ) {
     loop {
         let received = reader.receive();
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *reading.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let heard = match received {
             Ok(None) => return,
             Ok(Some((Kind::Control, text))) => {
@@ -182,6 +243,11 @@ fn read_all<R: DeserializeOwned>(
             }
             Ok(Some((Kind::State, bytes))) => Ok(Heard::State(bytes.to_vec())),
             Ok(Some((Kind::Beat, _))) => Ok(Heard::Beat),
+            Ok(Some((Kind::Pages, payload))) => match reading.pages.get().map(|it| it(payload)) {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => Err(error),
+                None => Err(MigrateError::Unexpected(CONTROL)),
+            },
             Ok(Some(_)) => Err(MigrateError::Unexpected(CONTROL)),
             Err(error) => Err(error),
         };

@@ -69,6 +69,12 @@ pub enum MigrateError {
     /// A direct connection cannot be secured.
     #[error("TLS: {0}")]
     Tls(String),
+    /// Pages that are missing do not come any more.
+    #[error("the rest of its memory: {0}")]
+    NoMore(String),
+    /// Pages that are put in place one by one cannot be huge.
+    #[error("its memory comes in huge pages here, and cannot arrive while it runs")]
+    HugePages,
     /// The other side cannot go on.
     #[error("the other host: {0}")]
     Failed(String),

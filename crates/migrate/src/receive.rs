@@ -7,7 +7,7 @@ use crate::MigrateError;
 use crate::frames::FrameReader;
 use crate::new_memory::NewMemory;
 use dewar_codec::FrameDecoder;
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_units::{PAGE_BYTES, PageSet};
 use dewar_wire::frame::Kind;
 use dewar_wire::pages::{Entry, entries};
 use std::io::Read;
@@ -198,7 +198,10 @@ struct Write<'w> {
 impl Write<'_> {
     fn entry(&mut self, entry: Entry<'_>) -> Result<(), MigrateError> {
         match entry {
-            Entry::Zeros(range) => self.zeros(range),
+            Entry::Zeros(range) => {
+                self.received.pages += range.count();
+                self.memory.write_zeros(range, self.written)
+            }
             Entry::Encoded { pages, codec, bytes } => {
                 self.decoder.decode(codec, bytes, pages.len() * PAGE_BYTES, self.expanded)?;
                 self.received.pages += pages.len() as u64;
@@ -208,17 +211,5 @@ impl Write<'_> {
                 self.memory.write(&pages, self.expanded)
             }
         }
-    }
-
-    /// A new file is zeros: only what was written before is overwritten.
-    fn zeros(&mut self, range: PageRange) -> Result<(), MigrateError> {
-        self.received.pages += range.count();
-        let written: Vec<PageNumber> =
-            self.written.ranges_in(range).flat_map(|range| range.pages()).collect();
-        for page in written {
-            self.memory.write(&[page], &[0; PAGE_BYTES])?;
-            self.written.remove(page);
-        }
-        Ok(())
     }
 }

@@ -24,6 +24,25 @@ impl PageSet {
         set
     }
 
+    /// A bit for each page below the bound, from the lowest bit of the first byte on.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = self.words.iter().flat_map(|word| word.to_le_bytes());
+        bytes.take(self.bound.div_ceil(8) as usize).collect()
+    }
+
+    /// The set of pages below `bound` that has these [bytes](Self::to_bytes); `None` where none has.
+    pub fn from_bytes(bytes: &[u8], bound: u64) -> Option<Self> {
+        let mut set = Self::new(bound);
+        if bytes.len() as u64 != bound.div_ceil(8) {
+            return None;
+        }
+        for (index, byte) in bytes.iter().enumerate() {
+            set.words[index / 8] |= u64::from(*byte) << (index % 8 * 8);
+        }
+        let beyond = bytes.last().map_or(0, |last| u32::from(*last) >> ((bound - 1) % 8 + 1));
+        (beyond == 0).then_some(set)
+    }
+
     /// The number that every page of the set lies below.
     pub fn bound(&self) -> u64 {
         self.bound
@@ -177,6 +196,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_set_is_its_bytes() {
+        for bound in [0, 1, 7, 8, 9, 63, 64, 65, 1000] {
+            let mut set = PageSet::new(bound);
+            (0..bound).filter(|page| page % 3 == 0).for_each(|page| {
+                set.insert(PageNumber(page));
+            });
+            assert_eq!(PageSet::from_bytes(&set.to_bytes(), bound), Some(set), "{bound}");
+        }
+        assert_eq!(PageSet::from_bytes(&[0xff], 8), Some(PageSet::full(8)));
+        // A page beyond the bound, and sets of other sizes.
+        assert_eq!(PageSet::from_bytes(&[0x80], 7), None);
+        assert_eq!(PageSet::from_bytes(&[], 1), None);
+        assert_eq!(PageSet::from_bytes(&[0, 0], 8), None);
+    }
 
     proptest! {
         #[test]

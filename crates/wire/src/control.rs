@@ -11,6 +11,17 @@
 //!  Ownership ->         <- Ownership                   who runs it: see `ownership`
 //! ```
 //!
+//! In a post-copy the set of pages that the source still has follows the device state, and pages come
+//! on all connections while the rest is said:
+//!
+//! ```text
+//!  Stopped, device state, set ->
+//!                       <- Lacks, then the set         its memory is ready for them
+//!  pages, on their connections ->
+//!                       <- Wants, any number of times  a page is touched
+//!  those pages, here ->
+//! ```
+//!
 //! A connection that asks about an earlier migration begins with [`ToDestination::Resume`] or
 //! [`ToDestination::GiveUp`] in place of the offer.
 
@@ -52,6 +63,9 @@ pub struct Offer {
     pub connections: u16,
     /// The certificate of the source for these, DER in hexadecimal digits; without it there are none.
     pub certificate: Option<String>,
+    /// Whether it may run before all of its memory has arrived.
+    #[serde(default)]
+    pub post_copy: bool,
 }
 
 /// Where the destination listens for connections of pages.
@@ -72,6 +86,10 @@ pub struct Stopped {
     pub epoch: u32,
     /// Bytes of device state that follow.
     pub state_bytes: u64,
+    /// In a post-copy, bytes of the set of pages that the source still has, behind the device state: a
+    /// bit for each page of the guest, from the lowest bit of the first byte on.
+    #[serde(default)]
+    pub owed_bytes: u64,
     /// Whether it ran, and is to run.
     pub was_running: bool,
     /// What else is to be as it was; the two sides' business.
@@ -123,6 +141,17 @@ pub enum ToSource {
     Arrived {
         /// Which.
         epoch: u32,
+    },
+    /// In a post-copy: so many bytes of the set of pages that are missing here follow. Each of them may be
+    /// sent from now on, as it is.
+    Lacks {
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// The guest waits for these pages: they go before all others, beside these messages.
+    Wants {
+        /// Their numbers.
+        pages: Vec<u64>,
     },
     /// Something failed; what follows says what becomes of the guest.
     Failed {

@@ -20,7 +20,11 @@ impl Features {
     /// Frames of pages by Zstandard.
     pub const ZSTD: Self = Self(1 << 1);
 
-    const NAMES: [(Self, &'static str); 2] = [(Self::LZ4, "lz4"), (Self::ZSTD, "zstd")];
+    /// Guests that run before all of their memory has arrived.
+    pub const POST_COPY: Self = Self(1 << 2);
+
+    const NAMES: [(Self, &'static str); 3] =
+        [(Self::LZ4, "lz4"), (Self::ZSTD, "zstd"), (Self::POST_COPY, "post-copy")];
 
     /// None.
     pub const fn none() -> Self {

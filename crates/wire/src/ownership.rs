@@ -19,6 +19,17 @@
 //!             Gone ->                         (nothing)
 //! ```
 //!
+//! In a **post-copy** the guest runs at the destination while part of its memory is still at the source:
+//!
+//! ```text
+//!             Commit ->                       Owned
+//!                                 <- Partial  Partial   it was let run, and waits for memory
+//!  Serving    it runs there; its memory is
+//!             kept and served
+//!                                 <- Running  Running   all of its memory is there
+//!  Gone       its memory is given up
+//! ```
+//!
 //! **The rule**: the source runs the guest until it has recorded `Given`, the destination from the moment on
 //! in which it has recorded `Owned`, and it records that only after a `Commit`, which is sent only after
 //! `Given`. So never both.
@@ -37,7 +48,8 @@
 //! decides: at the destination by refusing, at the source by taking back, of which the person must be sure
 //! that the other host will never run it ([`SourceEvent::TakeBack`]). The same holds where the destination's
 //! QEMU ended between `Owned` and `Running`: whether the guest ran in it is not known, so the destination is
-//! silent, and the source keeps all of the guest.
+//! silent, and the source keeps all of the guest. A guest that is `Partial` is never taken back: it ran on,
+//! and changed its disks.
 //!
 //! `tests/ownership.rs` walks through every order of events, deliveries, losses and kills.
 
@@ -67,7 +79,9 @@ pub enum FromSource {
 pub enum FromDestination {
     /// All is loaded; one word and it runs.
     Ready,
-    /// It was let run here.
+    /// It was let run here, and part of its memory is still the source's.
+    Partial,
+    /// It was let run here, and needs nothing from the source any more.
     Running,
     /// It was not let run here and never will be.
     Refused,

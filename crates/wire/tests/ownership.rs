@@ -30,6 +30,8 @@ struct World {
     destination_runs: bool,
     /// Its QEMU lives and has loaded the guest.
     loaded: bool,
+    /// Part of its memory is still at the source.
+    partial: bool,
     /// The guest has run there: what the source has of it is old.
     has_run: bool,
     /// QEMU ended after the guest was on record as running there: a guest's end like any other.
@@ -56,6 +58,7 @@ impl World {
             destination_todo: VecDeque::new(),
             destination_runs: false,
             loaded: false,
+            partial: false,
             has_run: false,
             ended: false,
             fenced: false,
@@ -81,6 +84,16 @@ impl World {
         self.destination == Some(Destination::new())
     }
 
+    /// Whether the rest of its memory is to come, and the source has it.
+    fn memory_can_arrive(&self) -> bool {
+        self.partial && self.loaded && self.destination.is_some() && !self.source_freed
+    }
+
+    fn memory_arrives(&mut self) {
+        self.partial = false;
+        self.destination_event(DestinationEvent::Complete);
+    }
+
     fn source_acts(&mut self) {
         match self.source_todo.pop_front() {
             Some(SourceAction::Record(record)) => self.source_disk = record,
@@ -96,6 +109,8 @@ impl World {
             }
             Some(SourceAction::Free) => {
                 assert!(!self.source_runs, "the running guest is freed: {self:?}");
+                let is_owed = self.partial && self.destination_runs;
+                assert!(!is_owed, "memory that the guest needs is freed: {self:?}");
                 self.source_freed = true;
             }
             Some(SourceAction::Send(_)) | None => {}
@@ -131,7 +146,8 @@ impl World {
             // What was arriving is thrown away.
             self.loaded = false;
         }
-        let (destination, todo) = Destination::recover(self.destination_disk, self.loaded);
+        let (destination, todo) =
+            Destination::recover(self.destination_disk, self.loaded, self.partial);
         (self.destination, self.destination_todo) = (Some(destination), todo.into());
     }
 
@@ -180,6 +196,15 @@ impl World {
                     world.loaded = true;
                     world.destination_event(DestinationEvent::Loaded);
                 });
+            }
+            if self.state_sent && self.is_receiving() {
+                then(&|world| {
+                    (world.loaded, world.partial) = (true, true);
+                    world.destination_event(DestinationEvent::LoadedInPart);
+                });
+            }
+            if self.memory_can_arrive() && self.link && self.source.is_some() {
+                then(&Self::memory_arrives);
             }
             then(&|world| world.destination_event(DestinationEvent::GiveUp));
             then(&|world| world.destination_event(DestinationEvent::LinkLost));
@@ -255,6 +280,10 @@ impl World {
             for message in std::mem::take(&mut self.to_source) {
                 self.source_event(SourceEvent::Heard(message));
             }
+            self.finish_todo();
+            if self.memory_can_arrive() && self.destination_runs {
+                self.memory_arrives();
+            }
         }
         self
     }
@@ -290,12 +319,15 @@ fn never_do_both_run_and_in_the_end_one_does() {
     assert!(worlds.len() > 5_000, "hardly anything was tried");
     let moved = worlds.iter().filter(|world| world.destination_runs && world.source_freed);
     assert!(moved.count() > 0, "no history moves the guest");
+    let served = |world: &&World| world.source_disk == Some(SourceRecord::Serving);
+    assert!(worlds.iter().filter(served).count() > 0, "no history is a post-copy");
     for world in worlds {
         assert!(!(world.source_runs && world.destination_runs), "both run: {world:?}");
         // It ended where it ran: as a guest ends, or with the host that was fenced, after the source
         // had heard that it ran there.
-        let heard = world.source.is_some_and(|it| it.record() == Some(SourceRecord::Gone));
-        let heard = heard || world.source_disk == Some(SourceRecord::Gone) || world.source_freed;
+        let knows = [Some(SourceRecord::Serving), Some(SourceRecord::Gone)];
+        let heard = world.source.is_some_and(|it| knows.contains(&it.record()));
+        let heard = heard || knows.contains(&world.source_disk) || world.source_freed;
         if world.ended || world.fenced && heard {
             continue;
         }
@@ -305,6 +337,8 @@ fn never_do_both_run_and_in_the_end_one_does() {
             assert!(is_kept && !end.source_runs, "what may have run is lost or runs: {end:?}");
             continue;
         }
+        let lacks = end.destination_runs && end.partial;
+        assert!(!lacks, "its memory never comes: {world:?} came to {end:?}");
         assert!(
             end.source_runs != end.destination_runs,
             "not exactly one runs in the end: {world:?} came to {end:?}"

@@ -67,7 +67,7 @@ pub struct PageServer<'a> {
     image: &'a ImageReader,
     entries: Vec<Entry>,
     dead: DeadRam,
-    faults: FaultServer<'a>,
+    faults: FaultServer,
     missing: Mutex<Missing>,
     of: u64,
     reused: AtomicU64,
@@ -120,7 +120,7 @@ impl<'a> PageServer<'a> {
     pub fn attach(
         table: PageTable<'a>,
         dead: DeadRam,
-        process: &'a ProcessHandle,
+        process: &ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,
     ) -> Result<Self, CheckpointError> {

@@ -1,5 +1,6 @@
 use super::CodecChoice;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use dewar_lifecycle::migrate::PostCopy;
 use dewar_units::parse_duration;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +8,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  dewar migrate web host2\n  dewar migrate web root@10.0.0.7 --max-downtime 200ms\n  \
-                  dewar migrate web --via 'ip netns exec b'\n  dewar migrate web --resume"
+                  dewar migrate web --via 'ip netns exec b'\n  dewar migrate web host2 --postcopy=auto\n  \
+                  dewar migrate web --resume"
 )]
 pub struct MigrateArgs {
     /// The guest.
@@ -21,6 +23,19 @@ pub struct MigrateArgs {
     /// The longest that the guest should stand still.
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
     pub max_downtime: Duration,
+    /// Let it run there before all of its memory has arrived: what it touches is sent at once, the rest in
+    /// the background. 'auto': where it writes faster than its pages can be sent. If either host or the
+    /// connection fails then, the guest waits for '--resume'; if this host is lost, so is the guest.
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = PostCopyChoice::Never,
+        default_missing_value = "always"
+    )]
+    pub postcopy: PostCopyChoice,
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,
@@ -48,4 +63,25 @@ pub struct MigrateArgs {
     /// run there.
     #[arg(long, conflicts_with_all = ["host", "via", "resume", "abort"])]
     pub take_back: bool,
+}
+
+/// When a guest runs at the other host before all of its memory is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PostCopyChoice {
+    /// Never.
+    Never,
+    /// Where it writes faster than its pages can be sent.
+    Auto,
+    /// As soon as every page was sent once.
+    Always,
+}
+
+impl From<PostCopyChoice> for PostCopy {
+    fn from(choice: PostCopyChoice) -> Self {
+        match choice {
+            PostCopyChoice::Never => Self::Never,
+            PostCopyChoice::Auto => Self::Auto,
+            PostCopyChoice::Always => Self::Always,
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use dewar_guest_qemu::launch::last_words;
 use dewar_guest_qemu::{Qmp, RunState};
 use dewar_kernel::free;
-use dewar_lifecycle::page_server::{ServerState, server_alive};
+use dewar_lifecycle::page_server::{ServerState, server_alive, what_brings_the_rest};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ pub fn described(folder: &GuestFolder, record: &GuestRecord, state: &str) -> Str
         (Some(problem), _) => format!("{state}, memory {percent} %: {problem}"),
         (None, true) => format!("{state}, memory {percent} %"),
         (None, false) => {
-            format!("{state}, page server gone: 'dewar restore {}' goes on", record.name)
+            format!("{state}, page server gone: {}", what_brings_the_rest(record))
         }
     }
 }

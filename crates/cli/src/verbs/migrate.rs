@@ -36,6 +36,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         peer,
         max_downtime: args.max_downtime,
         compression: args.codec.into(),
+        post_copy: args.postcopy.into(),
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };
     let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
@@ -50,13 +51,17 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
         json!({
             "name": name, "to": other, "total_ms": ms(moved.total), "gap_ms": ms(moved.gap),
             "pages": moved.pages, "bytes": moved.bytes, "state_bytes": moved.state_bytes,
-            "epochs": moved.epochs,
+            "epochs": moved.epochs, "post_copy_pages": moved.post_copy_pages,
         }),
         &format!(
-            "{name} runs at {other} after {}, standing still for {}; {} were sent",
+            "{name} runs at {other} after {}, standing still for {}; {} were sent{}",
             milliseconds(ms(moved.total)),
             milliseconds(ms(moved.gap)),
             ByteSize(moved.bytes),
+            match moved.post_copy_pages {
+                0 => String::new(),
+                pages => format!(", {pages} pages when it ran there already"),
+            },
         ),
     );
 }

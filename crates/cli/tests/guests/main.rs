@@ -24,6 +24,7 @@ mod interference;
 mod killed;
 mod lazy;
 mod migrate;
+mod post_copy;
 mod redis;
 mod replaced;
 mod report;

@@ -15,7 +15,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    fn new(spec: &GuestSpec) -> Self {
+    pub(crate) fn new(spec: &GuestSpec) -> Self {
         let a = common::lab().as_host().expect("first host");
         let guest = a.run("g", spec).expect("guest");
         let b = a.second_host(&["g"]).expect("second host");
@@ -23,12 +23,12 @@ impl Hosts {
     }
 
     /// The command line that moves the guest to a host.
-    fn line(to: &Lab, more: &[&str]) -> Vec<String> {
+    pub(crate) fn line(to: &Lab, more: &[&str]) -> Vec<String> {
         Self::line_via(&to.via(), to, more)
     }
 
     /// The same over a connection of one's own.
-    fn line_via(via: &str, to: &Lab, more: &[&str]) -> Vec<String> {
+    pub(crate) fn line_via(via: &str, to: &Lab, more: &[&str]) -> Vec<String> {
         let root = to.root().display().to_string();
         let program = to.program().display().to_string();
         let fixed =
@@ -36,12 +36,12 @@ impl Hosts {
         fixed.iter().chain(more).map(|word| (*word).to_owned()).collect()
     }
 
-    fn migrate(from: &Lab, to: &Lab, more: &[&str]) -> Ran {
+    pub(crate) fn migrate(from: &Lab, to: &Lab, more: &[&str]) -> Ran {
         from.dewar(&words(&Self::line(to, more)))
     }
 
     /// A migration from A to B that stands still at a step of the destination's.
-    fn held_there(&self, step: &str, line: &[String]) -> HeldThere {
+    pub(crate) fn held_there(&self, step: &str, line: &[String]) -> HeldThere {
         let mut command = self.a.command(&words(line));
         command.env("DEWAR_TEST_SIGNAL", format!("{step}:stop"));
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dewar");
@@ -54,7 +54,7 @@ impl Hosts {
     }
 
     /// The process of the guest's QEMU on a host, whatever any command thinks of it.
-    fn qemu_of(lab: &Lab) -> i32 {
+    pub(crate) fn qemu_of(lab: &Lab) -> i32 {
         let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
         let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
         record["process"]["pid"].as_i64().expect("pid") as i32
@@ -68,7 +68,7 @@ impl Hosts {
     }
 
     /// What is on disk of migrations.
-    fn records(&self) -> Vec<std::path::PathBuf> {
+    pub(crate) fn records(&self) -> Vec<std::path::PathBuf> {
         [&self.a, &self.b]
             .iter()
             .flat_map(|lab| common::files(&lab.root().join("migrations")))
@@ -76,7 +76,7 @@ impl Hosts {
     }
 
     /// Where the guest is: what both hosts tell of it.
-    fn states(&self) -> [String; 2] {
+    pub(crate) fn states(&self) -> [String; 2] {
         [&self.a, &self.b].map(|lab| {
             let told = lab.ps("g").map(|it| it["state"].as_str().unwrap_or("?").to_owned());
             told.unwrap_or_else(|| "-".to_owned())
@@ -84,7 +84,7 @@ impl Hosts {
     }
 
     /// Waits until no command works on the guest any more.
-    fn quiet_states(&self, after: &str) -> [String; 2] {
+    pub(crate) fn quiet_states(&self, after: &str) -> [String; 2] {
         let mut states = self.states();
         wait_until(after, Duration::from_secs(60), || {
             states = self.states();
@@ -95,7 +95,7 @@ impl Hosts {
 
     /// That the guest runs on one host, is known on no other, and has every page right. Says whether it is
     /// on the second.
-    fn assert_on_one(&mut self, after: &str) -> bool {
+    pub(crate) fn assert_on_one(&mut self, after: &str) -> bool {
         let states = self.quiet_states(after);
         let at_b = match states.each_ref().map(String::as_str) {
             ["running", "-"] => false,
@@ -110,15 +110,15 @@ impl Hosts {
     }
 
     /// Moves the guest from A to B, one of the commands being killed at a step.
-    fn killed_at(&self, step: &str) -> Ran {
-        let line = Self::line(&self.b, &["--max-downtime", "1s"]);
+    pub(crate) fn killed_at(&self, step: &str, more: &[&str]) -> Ran {
+        let line = Self::line(&self.b, &[more, &["--max-downtime", "1s"]].concat());
         let mut command = self.a.command(&words(&line));
         let output = command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill")).output();
         Ran::of(&output.expect("dewar"))
     }
 
     /// Brings the guest back to A.
-    fn bring_back(&mut self, after: &str) {
+    pub(crate) fn bring_back(&mut self, after: &str) {
         if self.assert_on_one(after) {
             Self::migrate(&self.b, &self.a, &["--max-downtime", "1s"]).done();
             assert!(!self.assert_on_one(after), "{after}: it is back");
@@ -126,18 +126,18 @@ impl Hosts {
     }
 }
 
-fn words(line: &[String]) -> Vec<&str> {
+pub(crate) fn words(line: &[String]) -> Vec<&str> {
     line.iter().map(String::as_str).collect()
 }
 
 /// A migration whose destination stands still.
-struct HeldThere {
-    command: Child,
+pub(crate) struct HeldThere {
+    pub command: Child,
     there: i32,
 }
 
 impl HeldThere {
-    fn go_on(self) -> Ran {
+    pub(crate) fn go_on(self) -> Ran {
         kill(self.there, Signal::CONT);
         Ran::of(&self.command.wait_with_output().expect("wait"))
     }
@@ -155,7 +155,7 @@ fn cut_link(command: i32) {
 }
 
 /// Ends a process that is not ours to wait for.
-fn end(pid: i32) {
+pub(crate) fn end(pid: i32) {
     kill(pid, Signal::KILL);
     dewar_testkit::wait_while_alive(pid);
 }
@@ -205,7 +205,7 @@ fn killed_at_every_step_it_runs_on_one_host() {
         ("running", 5, ["given away", "running"]),
     ] {
         let after = format!("killed at '{step}'");
-        let ran = hosts.killed_at(step);
+        let ran = hosts.killed_at(step, &[]);
         assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
         let mut found = hosts.quiet_states(&after);
         if step == "sent" && found[1] == "arriving" {

@@ -13,6 +13,8 @@ use dewar_wire::frame::Side;
 use std::io::Write;
 use std::process::ChildStdin;
 
+/// Zstandard's level: as for checkpoints.
+pub(super) const LEVEL: i32 = -1;
 /// Connections of pages, at most: one a core.
 const MOST_CONNECTIONS: usize = 4;
 
@@ -39,6 +41,8 @@ pub(super) struct Offered<'o> {
     pub ram: &'o Ram,
     pub to: &'o str,
     pub identity: Identity,
+    /// Whether it may run there before all of its memory has arrived.
+    pub post_copy: bool,
 }
 
 /// A connection of pages.
@@ -58,6 +62,7 @@ impl Offered<'_> {
             regions: regions(self.ram),
             connections: cores().clamp(1, MOST_CONNECTIONS) as u16,
             certificate: is_direct.then(|| self.identity.certificate()),
+            post_copy: self.post_copy,
         })))?;
         match self.control.message()? {
             ToSource::Accepted { listening } => Ok(listening.filter(|_| is_direct)),

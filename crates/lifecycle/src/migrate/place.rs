@@ -71,7 +71,17 @@ impl Place {
             ..record
         };
         reporter.stage("starting QEMU");
-        let started = start_on(&folder, &record, &machine.machine);
+        let started = start_on(&folder, &record, &machine.machine).and_then(|mut started| {
+            if offer.post_copy {
+                // That its memory can be served is known before the source begins.
+                let possible = started.0.uffd_origin();
+                started.0.close_uffd_device();
+                possible.inspect_err(|_| {
+                    kill(&started.0.record().process);
+                })?;
+            }
+            Ok(started)
+        });
         let (incoming, memory) = started.inspect_err(|_| {
             remove_files(&record.owned_ram);
             let _ = folder.remove_all();

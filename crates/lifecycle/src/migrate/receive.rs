@@ -1,6 +1,7 @@
 //! `receive`: the destination's part, over its standard input and output.
 
 use super::moving_machine::MovingState;
+use super::owed::{OwedService, hear};
 use super::place::Place;
 use super::resume::answer;
 use crate::failure::{Code, Failure};
@@ -9,11 +10,13 @@ use crate::host::Host;
 use crate::migration::{DestinationSide, ToTheSource};
 use crate::migration::{MigrationRecord, SideRecord};
 use crate::reporter::Reporter;
+use dewar_guest_qemu::launch::kill;
 use dewar_migrate::{
     Control, DirectListener, FrameReader, Heard, Identity, MigrateError, NewMemory, PageReceiver,
     TunnelWriter, take_apart,
 };
-use dewar_registry::{GuestFolder, Migrations};
+use dewar_registry::{GuestFolder, Migrations, ProcessId};
+use dewar_units::PageSet;
 use dewar_wire::control::{
     CONTROL, Listening, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource,
 };
@@ -21,6 +24,7 @@ use dewar_wire::frame::Side;
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Connections of pages that are listened for, at most.
@@ -43,12 +47,12 @@ pub fn receive(
     let [control, pages] = take_apart(from, &[CONTROL, 0])
         .try_into()
         .map_err(|_| Failure::new(Code::Failed, "no connection"))?;
-    let (control, _) = Control::accept(control, TunnelWriter::new(to))?;
+    let control = Control::accept(control, TunnelWriter::new(to))?;
     let control = Arc::new(control);
     match control.message()? {
         ToDestination::Offer(offer) => arrive(host, &control, &offer, pages, reporter),
-        ToDestination::Resume { guest } => answer(host, &control, &guest, false, reporter),
-        ToDestination::GiveUp { guest } => answer(host, &control, &guest, true, reporter),
+        ToDestination::Resume { guest } => answer(host, &control, pages, &guest, false, reporter),
+        ToDestination::GiveUp { guest } => answer(host, &control, pages, &guest, true, reporter),
         _ => Err(MigrateError::Unexpected(CONTROL).into()),
     }
 }
@@ -94,7 +98,7 @@ fn arrive(
     };
     reporter.stage("receiving memory");
     acknowledge(control, &receiver);
-    take_part(&mut side, control, &receiver, reporter)
+    take_part(&mut side, control, &receiver, &memory, reporter)
 }
 
 /// Accepts the guest, and begins to receive its pages on connections of their own, or in the tunnel.
@@ -156,13 +160,15 @@ fn acknowledge(control: &Arc<ToTheSource>, receiver: &Arc<PageReceiver>) {
 /// Hears the source to the end.
 fn take_part(
     side: &mut DestinationSide<'_>,
-    control: &ToTheSource,
-    receiver: &PageReceiver,
+    control: &Arc<ToTheSource>,
+    receiver: &Arc<PageReceiver>,
+    memory: &NewMemory,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
     let mut coming: Option<(Stopped, Vec<u8>)> = None;
+    let mut service = None;
     loop {
-        let event = match control.hear() {
+        let event = match hear(side, control, &mut service) {
             Ok(Heard::Message(ToDestination::Stopped(stopped))) => {
                 reporter.stage("loading the devices");
                 coming = Some((*stopped, Vec::new()));
@@ -173,11 +179,18 @@ fn take_part(
                     return give_up(side, control, MigrateError::Unexpected(CONTROL).into());
                 };
                 state.extend_from_slice(&bytes);
-                if (state.len() as u64) < stopped.state_bytes.min(MOST_STATE_BYTES) {
+                let most = MOST_STATE_BYTES + memory.pages().div_ceil(8);
+                if (state.len() as u64) < (stopped.state_bytes + stopped.owed_bytes).min(most) {
                     continue;
                 }
-                match load(side, control, receiver, stopped, std::mem::take(state)) {
-                    Ok(()) => DestinationEvent::Loaded,
+                let mut coming = Coming { side, control, receiver, memory, stopped };
+                let loaded = coming.load(std::mem::take(state));
+                match loaded {
+                    Ok(None) => DestinationEvent::Loaded,
+                    Ok(serving) => {
+                        service = serving;
+                        DestinationEvent::LoadedInPart
+                    }
                     Err(failure) => return give_up(side, control, failure),
                 }
             }
@@ -195,27 +208,12 @@ fn take_part(
                 }
             }
             Ok(_) => return give_up(side, control, MigrateError::Unexpected(CONTROL).into()),
-            Err(error) => {
+            Err(failure) => {
                 side.on(DestinationEvent::LinkLost)?;
-                return left_behind(side, error);
+                return side.left_behind(failure);
             }
         };
         side.on(event)?;
-    }
-}
-
-/// The connection is lost.
-fn left_behind(side: &DestinationSide<'_>, error: MigrateError) -> Result<(), Failure> {
-    let failure = Failure::from(error);
-    let name = side.folder.name();
-    match side.machine.record() {
-        // The source has only not said its last word.
-        Some(DestinationRecord::Running) => Ok(()),
-        Some(DestinationRecord::Loaded) => Err(failure
-            .attention()
-            .state(format!("'{name}' is loaded and waits for the word of the other host"))
-            .advice(format!("'dewar migrate {name} --resume' there gives it"))),
-        _ => Err(failure.state("nothing is left of it here")),
     }
 }
 
@@ -239,44 +237,91 @@ fn give_up(
     Err(failure.state("nothing is left of it here"))
 }
 
-/// Loads the guest: its memory must be there, and its record says how it is to go on.
-fn load(
-    side: &mut DestinationSide<'_>,
-    control: &ToTheSource,
-    receiver: &PageReceiver,
-    stopped: &Stopped,
-    state: Vec<u8>,
-) -> Result<(), Failure> {
-    let folder: &GuestFolder = side.folder;
-    let lost = || Failure::new(Code::Failed, "its memory has not all arrived");
-    let Some(incoming) = &mut side.incoming else { return Err(lost()) };
-    if stopped.state_bytes > MOST_STATE_BYTES {
-        let what = format!("{} bytes of device state are too many", stopped.state_bytes);
-        return Err(Failure::new(Code::Unsupported, what));
-    }
-    let moving: MovingState = serde_json::from_value(stopped.machine.clone())
-        .map_err(|error| Failure::new(Code::Failed, format!("how the guest stands: {error}")))?;
-    let record = incoming.record_mut();
-    record.start_pending = stopped.was_running;
-    if let Some(frozen) = &mut record.frozen {
-        frozen.was_running = stopped.was_running;
-        frozen.forwards = Some(moving.forwards.unwrap_or_default());
-    }
-    incoming.save()?;
-    loop {
-        match receiver.wait_within(stopped.epoch, LOOK) {
-            Some(true) => break,
-            Some(false) => return Err(lost()),
-            // A connection of pages may be lost and not say so.
-            None if control.is_silent() => return Err(lost()),
-            None => {}
+/// A guest that stands still at the source, and whose device state has come.
+struct Coming<'c, 's> {
+    side: &'c mut DestinationSide<'s>,
+    control: &'c Arc<ToTheSource>,
+    receiver: &'c Arc<PageReceiver>,
+    memory: &'c NewMemory,
+    stopped: &'c Stopped,
+}
+
+impl Coming<'_, '_> {
+    /// Loads it: what was sent of its memory must be there, and its record says how it is to go on.
+    /// What serves the rest of its memory, if the source still has some, is returned.
+    fn load(&mut self, mut state: Vec<u8>) -> Result<Option<OwedService>, Failure> {
+        let Self { side, control, receiver, memory, stopped } = self;
+        let folder: &GuestFolder = side.folder;
+        let lost = || Failure::new(Code::Failed, "its memory has not all arrived");
+        let Some(incoming) = &mut side.incoming else { return Err(lost()) };
+        if stopped.state_bytes > MOST_STATE_BYTES {
+            let what = format!("{} bytes of device state are too many", stopped.state_bytes);
+            return Err(Failure::new(Code::Unsupported, what));
         }
+        let owed = state.split_off((stopped.state_bytes as usize).min(state.len()));
+        let moving: MovingState = serde_json::from_value(stopped.machine.clone())
+            .map_err(|error| Failure::new(Code::Failed, format!("how it stands: {error}")))?;
+        let record = incoming.record_mut();
+        record.start_pending = stopped.was_running;
+        if let Some(frozen) = &mut record.frozen {
+            frozen.was_running = stopped.was_running;
+            frozen.forwards = Some(moving.forwards.unwrap_or_default());
+        }
+        incoming.save()?;
+        loop {
+            match receiver.wait_within(stopped.epoch, LOOK) {
+                Some(true) => break,
+                Some(false) => return Err(lost()),
+                // A connection of pages may be lost and not say so.
+                None if control.is_silent() => return Err(lost()),
+                None => {}
+            }
+        }
+        let service = match stopped.owed_bytes {
+            0 => None,
+            _ => {
+                let owed = PageSet::from_bytes(&owed, memory.pages()).ok_or_else(|| {
+                    Failure::new(Code::Failed, "the set of its missing pages is none")
+                })?;
+                Some(OwedService::begin(control, folder, incoming, memory, receiver, owed)?)
+            }
+        };
+        let process = incoming.record().process;
+        let loaded = while_connected(control, &process, service.is_some(), || {
+            // The host that it leaves lets a guest that stood still stand, and needs no disks for that. Here
+            // they would stay inactive until it is let run, and QEMU could not save it before.
+            match stopped.was_running {
+                true => incoming.load_to_be_given(state),
+                false => incoming.load(state),
+            }
+        });
+        loaded.map_err(|error| unloadable(folder, &error))?;
+        Ok(service)
     }
-    // The host that it leaves lets a guest that stood still stand, and needs no disks for that. Here they
-    // would stay inactive until it is let run, and QEMU could not save it before.
-    let loaded = match stopped.was_running {
-        true => incoming.load_to_be_given(state),
-        false => incoming.load(state),
-    };
-    loaded.map_err(|error| unloadable(folder, &error))
+}
+
+/// Does something with a guest's QEMU that may wait for a page of the source (if `waits`): where the
+/// connection is lost that page never comes, and QEMU, which has not run the guest, is ended.
+fn while_connected<T>(
+    control: &ToTheSource,
+    process: &ProcessId,
+    waits: bool,
+    work: impl FnOnce() -> T,
+) -> T {
+    if !waits {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        let (working, done) = channel::<()>();
+        scope.spawn(move || {
+            while done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                if control.is_lost() {
+                    kill(process);
+                }
+            }
+        });
+        let result = work();
+        drop(working);
+        result
+    })
 }

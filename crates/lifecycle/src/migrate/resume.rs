@@ -1,21 +1,29 @@
 //! A migration whose connection was lost after the guest was given away: who runs the guest is asked
 //! for again, or a person says.
 
+use super::offered::LEVEL;
+use super::owed::{OwedService, hear};
+use super::serving::Serving;
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
+use crate::migration::owed_pages::{is_partial, ram_of_files};
 use crate::migration::{ByRecord, SourceSide};
 use crate::migration::{DestinationSide, ToTheSource};
 use crate::migration::{MigrationRecord, is_elsewhere, migration_of};
 use crate::recovery::migration::{arriving, is_given, recover_lost, refuse};
 use crate::reporter::Reporter;
+use dewar_codec::Compression;
 use dewar_guest_qemu::Qmp;
-use dewar_migrate::{Heard, MigrateError};
+use dewar_migrate::{FrameWriter, Heard, MigrateError, PageSender};
 use dewar_registry::{Migrations, Phase};
 use dewar_wire::control::{CONTROL, ToDestination, ToSource};
+use dewar_wire::frame::Side;
 use dewar_wire::ownership::{
     Destination, DestinationEvent, DestinationRecord, FromSource, Source, SourceEvent, SourceRecord,
 };
+use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a `receive` that has lost its connection may take to see that.
@@ -56,20 +64,27 @@ pub fn resume(
         require_qemu(&record)?;
     }
     let other = on_disk.other.clone();
-    let stays = |failure: Failure| still_given(failure, name, &other);
+    let known = on_disk.source();
+    if ending == Ending::Back && known == Some(SourceRecord::Serving) {
+        return Err(ran_on(name, &other));
+    }
+    let stays = |failure: Failure| still_given(failure, name, &other, known);
     let Some(peer) = on_disk.peer.clone() else {
         return Err(stays(Failure::new(Code::Failed, "it is not known how to reach it")));
     };
     reporter.stage("asking the other host");
     let (control, pages, _process) = peer.connect(session).map_err(stays)?.split();
-    drop(pages);
     let guest = name.to_owned();
     let question = match ending {
         Ending::Forward => ToDestination::Resume { guest },
         Ending::Back => ToDestination::GiveUp { guest },
     };
     control.send(&question).map_err(|error| stays(error.into()))?;
-    let (machine, _) = Source::recover(Some(SourceRecord::Given));
+    // The other host may lack some of its memory; its process may have ended.
+    let ram = ram_of_files(&record).map_err(stays)?;
+    let tunnel = vec![FrameWriter::new(pages, session, 0, Side::Source)];
+    let sender = PageSender::start(tunnel, Compression::Auto, LEVEL);
+    let (machine, _) = Source::recover(given_as(&on_disk));
     let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
     let mut hands = ByRecord { folder: &folder, record: &back, connect: || Qmp::of(&back) };
     let reached = |step: &str| reporter.reached(step);
@@ -85,14 +100,10 @@ pub fn resume(
     if ending == Ending::Forward {
         side.on(SourceEvent::LinkBack, &mut hands)?;
     }
-    while !side.machine.is_decided() {
-        match control.message() {
-            Ok(ToSource::Ownership(word)) => side.on(SourceEvent::Heard(word), &mut hands)?,
-            Ok(ToSource::Failed { why }) => return Err(stays(MigrateError::Failed(why).into())),
-            Ok(_) => return Err(stays(MigrateError::Unexpected(CONTROL).into())),
-            Err(error) => return Err(stays(error.into())),
-        }
-    }
+    let serving = Serving { control: &control, ram: &ram, sender: &sender, reporter };
+    let decided = serving.until_decided(&mut side, &mut hands, &mut |_, _| Ok(()));
+    let known = side.machine.record();
+    decided.map_err(|failure| still_given(failure, name, &other, known))?;
     Ok(match side.machine.record() {
         Some(SourceRecord::Gone) => Resumed::Gone,
         _ => Resumed::Back,
@@ -114,7 +125,10 @@ pub fn take_back(host: &Host, name: &str) -> Result<(), Failure> {
         return recover_lost(&folder, &record);
     }
     let (session, on_disk) = given(&folder, &record)?;
-    let (machine, _) = Source::recover(Some(SourceRecord::Given));
+    if on_disk.source() == Some(SourceRecord::Serving) {
+        return Err(ran_on(name, &on_disk.other));
+    }
+    let (machine, _) = Source::recover(given_as(&on_disk));
     let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
     let mut side = SourceSide {
         machine,
@@ -149,6 +163,24 @@ pub fn abort_here(host: &Host, name: &str) -> Result<(), Failure> {
     refuse(&folder, record)
 }
 
+/// How far a source is that asks about a guest: one that is gone is only to be heard of again.
+fn given_as(on_disk: &MigrationRecord) -> Option<SourceRecord> {
+    match on_disk.source() {
+        Some(SourceRecord::Serving) => Some(SourceRecord::Serving),
+        _ => Some(SourceRecord::Given),
+    }
+}
+
+/// That a guest ran at the other host, and what is here is old.
+fn ran_on(name: &str, other: &str) -> Failure {
+    let what = format!("'{name}' ran at {other}, and changed its memory and disks since it left");
+    Failure::new(Code::Attention, what)
+        .state("what is kept of it here is only the memory that it still lacks there")
+        .advice(format!(
+            "'dewar migrate {name} --resume' brings it; 'dewar rm {name} --force' gives it up"
+        ))
+}
+
 /// That what a guest needs to go on here is here: its process, which stands still.
 fn require_qemu(record: &dewar_registry::GuestRecord) -> Result<(), Failure> {
     if record.process.is_alive() {
@@ -181,7 +213,20 @@ fn not_moving(name: &str) -> Failure {
 }
 
 /// What is said of a guest that was given away and of which the other host has not said that it runs.
-pub(super) fn still_given(failure: Failure, name: &str, other: &str) -> Failure {
+pub(super) fn still_given(
+    failure: Failure,
+    name: &str,
+    other: &str,
+    known: Option<SourceRecord>,
+) -> Failure {
+    if known == Some(SourceRecord::Serving) {
+        return failure
+            .attention()
+            .state(format!(
+                "'{name}' runs at {other}, and waits there where it needs memory that is still here"
+            ))
+            .advice(format!("'dewar migrate {name} --resume' brings the rest"));
+    }
     failure
         .attention()
         .state(format!(
@@ -197,7 +242,8 @@ pub(super) fn still_given(failure: Failure, name: &str, other: &str) -> Failure 
 /// Answers a source that asks what became of a guest.
 pub(super) fn answer(
     host: &Host,
-    control: &ToTheSource,
+    control: &Arc<ToTheSource>,
+    pages: impl Read + Send + 'static,
     name: &str,
     give_up: bool,
     reporter: &dyn Reporter,
@@ -216,10 +262,18 @@ pub(super) fn answer(
     let ours = folder.record_if_any()?.filter(|record| record.migration == Some(session));
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let reached = |step: &str| reporter.reached(step);
+    let mut service = None;
     let (mut side, now) = match ours {
-        Some(record) => arriving(&folder, record, session, on_disk)?,
+        Some(record) => {
+            if is_partial(&folder, &record)? && known != Some(DestinationRecord::Refused) {
+                // Before its QEMU is asked for anything: it may wait for a page.
+                service = Some(OwedService::take_over(control, &folder, &record, pages)?);
+            }
+            let record = folder.record()?;
+            arriving(&folder, record, session, on_disk)?
+        }
         None => {
-            let (machine, _) = Destination::recover(known, false);
+            let (machine, _) = Destination::recover(known, false, false);
             let record = on_disk.unwrap_or_else(|| MigrationRecord::refused(name));
             let side = DestinationSide {
                 machine,
@@ -235,7 +289,7 @@ pub(super) fn answer(
             (side, Vec::new())
         }
     };
-    (side.control, side.reached) = (Some(control), &reached);
+    (side.control, side.reached) = (Some(&**control), &reached);
     side.carry_out(now)?;
     if side.machine.is_lost() {
         let why = "its QEMU has ended, and it is not known whether the guest ran in it";
@@ -247,19 +301,28 @@ pub(super) fn answer(
         if side.machine.record().is_none() {
             // Nothing is on record, so it will never run here.
             side.on(DestinationEvent::Heard(FromSource::Commit))?;
-        } else if side.machine.record() == Some(DestinationRecord::Running) {
+        } else if runs_here(side.machine.record()) {
             side.on(DestinationEvent::LinkBack)?;
         }
     } else {
         side.on(DestinationEvent::LinkBack)?;
     }
-    hear_out(&mut side, control)
+    hear_out(&mut side, control, &mut service)
+}
+
+/// Whether the guest was let run on this host.
+fn runs_here(known: Option<DestinationRecord>) -> bool {
+    matches!(known, Some(DestinationRecord::Partial | DestinationRecord::Running))
 }
 
 /// Hears the source until it has nothing more to ask.
-fn hear_out(side: &mut DestinationSide<'_>, control: &ToTheSource) -> Result<(), Failure> {
+fn hear_out(
+    side: &mut DestinationSide<'_>,
+    control: &ToTheSource,
+    service: &mut Option<OwedService>,
+) -> Result<(), Failure> {
     loop {
-        match control.hear() {
+        match hear(side, control, service) {
             Ok(Heard::Message(ToDestination::Ownership(word))) => {
                 side.on(DestinationEvent::Heard(word))?;
                 if word != FromSource::Commit {
@@ -267,8 +330,8 @@ fn hear_out(side: &mut DestinationSide<'_>, control: &ToTheSource) -> Result<(),
                 }
             }
             Ok(_) => return Err(MigrateError::Unexpected(CONTROL).into()),
-            Err(MigrateError::Ended(_)) => return Ok(()),
-            Err(error) => return Err(error.into()),
+            Err(_) if service.is_none() && control.is_lost() => return Ok(()),
+            Err(failure) => return side.left_behind(failure),
         }
     }
 }

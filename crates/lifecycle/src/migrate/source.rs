@@ -1,8 +1,9 @@
 //! `migrate`: the source's part.
 
 use super::moving_machine::{MovingMachine, MovingState};
-use super::offered::{Offered, Way, instance};
+use super::offered::{LEVEL, Offered, Way, instance};
 use super::resume::still_given;
+use super::serving::Serving;
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
@@ -21,14 +22,13 @@ use dewar_migrate::{Identity, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{CONTROL, Stopped, ToDestination, ToSource};
+use dewar_wire::hello::Features;
 use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Zstandard's level: as for checkpoints.
-const LEVEL: i32 = -1;
 /// What a gap has beside the last pages: the device state is saved, sent and loaded, and three records are
 /// written to disk.
 const FIXED_GAP: Duration = Duration::from_millis(20);
@@ -44,6 +44,19 @@ pub struct MigrateOptions {
     pub compression: Compression,
     /// How pages go there.
     pub way: Way,
+    /// Whether it may run there before all of its memory has arrived.
+    pub post_copy: PostCopy,
+}
+
+/// When a guest runs at the other host before all of its memory is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostCopy {
+    /// Never.
+    Never,
+    /// Where it writes faster than its pages can be sent.
+    Auto,
+    /// As soon as every page was sent once.
+    Always,
 }
 
 /// A guest that moved.
@@ -61,6 +74,8 @@ pub struct Migrated {
     pub state_bytes: u64,
     /// Pages in each set that was written meanwhile.
     pub epochs: Vec<u64>,
+    /// Pages that were sent when it ran there already.
+    pub post_copy_pages: u64,
 }
 
 /// Moves a guest to another host.
@@ -84,7 +99,13 @@ pub fn migrate(
     let (control, pages, _process) = options.peer.connect(session).map_err(untouched)?.split();
     let identity = Identity::new().map_err(|error| untouched(error.into()))?;
     let (ram, to) = (guest.ram(), options.peer.name.as_str());
-    let offered = Offered { control: &control, checked: &checked, ram: &ram, to, identity };
+    let post_copy = options.post_copy != PostCopy::Never;
+    if post_copy && !control.can(Features::POST_COPY) {
+        return Err(untouched(no_post_copy(to)));
+    }
+    let (control_end, here) = (&control, &checked);
+    let offered =
+        Offered { control: control_end, checked: here, ram: &ram, to, identity, post_copy };
     let listening = offered.offer(&machine, &options.way).map_err(untouched)?;
     let links = offered.links(pages, listening, &options.way, reporter).map_err(untouched)?;
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
@@ -130,7 +151,8 @@ fn new_session() -> Result<u64, Failure> {
 
 /// Whether the guest is the other host's, as far as is known here.
 fn is_given(side: &SourceSide<'_>) -> bool {
-    matches!(side.machine.record(), Some(SourceRecord::Given | SourceRecord::Gone))
+    use SourceRecord::{Given, Gone, Serving};
+    matches!(side.machine.record(), Some(Given | Serving | Gone))
 }
 
 /// A migration under way.
@@ -159,14 +181,11 @@ impl Moving<'_> {
         let mut precopy = Precopy::new(&ram, sender, &arrived);
         let pages = ram.pages();
         precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
-        self.reporter.stage("sending changes");
         let mut epochs = Epochs::new(pages, Instant::now());
-        let limit = options.max_downtime.saturating_sub(FIXED_GAP);
-        let reached = |step: dewar_capture::CaptureStep| self.reporter.reached(step.name());
-        let found = converge(&mut epochs, &mut precopy, guest, &tracker, limit, &reached)?;
-        if !found.fits {
-            return Err(does_not_converge(&found, &epochs, options));
-        }
+        let all_at_once = match options.post_copy {
+            PostCopy::Always => false,
+            _ => self.converge(&mut epochs, &mut precopy, guest, &tracker, options)?,
+        };
         self.reporter.stage("moving the guest");
         let stopping = Instant::now();
         let epochs = epochs.all().iter().map(|epoch| epoch.dirty_pages).collect();
@@ -178,60 +197,83 @@ impl Moving<'_> {
             pauses.begin(Some(options.max_downtime));
             let state = stop_and_save(guest, checked)?;
             let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
-            precopy.send_last(&dirty)?;
+            let owed = match all_at_once || dirty.is_empty() {
+                true => Vec::new(),
+                false => dirty.to_bytes(),
+            };
+            if owed.is_empty() {
+                precopy.send_last(&dirty)?;
+            }
             state_bytes = state.len() as u64;
             let machine = serde_json::to_value(MovingState { forwards })
                 .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
-            let stopped = Stopped { epoch: precopy.epoch(), state_bytes, was_running, machine };
+            let (epoch, owed_bytes) = (precopy.epoch(), owed.len() as u64);
+            let stopped = Stopped { epoch, state_bytes, owed_bytes, was_running, machine };
             control.send(&ToDestination::Stopped(Box::new(stopped)))?;
-            Ok(control.send_state(&state)?)
+            control.send_state(&state)?;
+            Ok(control.send_state(&owed)?)
         };
         let mut hands = Live { guest, last: Some(Box::new(last)) };
         self.side.on(SourceEvent::Converged, &mut hands)?;
         self.reporter.reached("sent");
-        let runs_at = self.hand_over(&mut hands, control)?;
+        let serving = Serving { control, ram: &ram, sender, reporter: self.reporter };
+        let (runs_at, post_copy_pages) = self.hand_over(&mut hands, &serving)?;
         drop(hands);
         Ok(Migrated {
             total: Duration::ZERO,
             gap: runs_at - stopping,
-            pages: precopy.pages(),
+            pages: precopy.pages() + post_copy_pages,
             bytes: 0,
             state_bytes,
             epochs,
+            post_copy_pages,
         })
     }
 
-    /// Hears the destination until it is known on which side the guest is; says when it ran there.
+    /// Sends what the guest writes until what is left fits the pause; says whether it does, or else a
+    /// post-copy is to follow.
+    fn converge(
+        &self,
+        epochs: &mut Epochs,
+        precopy: &mut Precopy<'_>,
+        guest: &mut QemuGuest,
+        tracker: &WriteTracker,
+        options: &MigrateOptions,
+    ) -> Result<bool, Failure> {
+        self.reporter.stage("sending changes");
+        let limit = options.max_downtime.saturating_sub(FIXED_GAP);
+        let reached = |step: dewar_capture::CaptureStep| self.reporter.reached(step.name());
+        let found = converge(epochs, precopy, guest, tracker, limit, &reached)?;
+        match found.fits || options.post_copy == PostCopy::Auto {
+            true => Ok(found.fits),
+            false => Err(does_not_converge(&found, epochs, options)),
+        }
+    }
+
+    /// Hears the destination until it is known on which side the guest is; says when it ran there, and how
+    /// many pages it got then.
     fn hand_over(
         &mut self,
         hands: &mut Live<'_>,
-        control: &ToTheDestination,
-    ) -> Result<Instant, Failure> {
-        let mut runs_at = Instant::now();
-        while !self.side.machine.is_decided() {
-            match control.message()? {
-                ToSource::Ownership(word) => {
-                    if word == FromDestination::Ready {
-                        // A user that let it run until now is heard.
-                        hands.guest.ensure_stopped()?;
-                    }
-                    if word == FromDestination::Running {
-                        runs_at = Instant::now();
-                    }
-                    self.side.on(SourceEvent::Heard(word), hands)?;
+        serving: &Serving<'_>,
+    ) -> Result<(Instant, u64), Failure> {
+        let mut runs_at = None;
+        let pauses = self.pauses;
+        let mut on_word = |word: FromDestination, hands: &mut dyn Hands| {
+            match word {
+                // A user that let it run until now is heard.
+                FromDestination::Ready => hands.ensure_stopped()?,
+                FromDestination::Partial | FromDestination::Running => {
+                    runs_at.get_or_insert_with(Instant::now);
+                    pauses.end();
                 }
-                // What becomes of a guest that was given away follows.
-                ToSource::Failed { .. } if is_given(&self.side) => {}
-                ToSource::Failed { why } => return Err(MigrateError::Failed(why).into()),
-                ToSource::Arrived { .. } => {}
-                _ => return Err(MigrateError::Unexpected(CONTROL).into()),
+                FromDestination::Refused => {}
             }
-            if is_given(&self.side) {
-                self.pauses.end();
-            }
-        }
+            Ok(())
+        };
+        let sent = serving.until_decided(&mut self.side, hands, &mut on_word)?;
         match self.side.machine.record() {
-            Some(SourceRecord::Gone) => Ok(runs_at),
+            Some(SourceRecord::Gone) => Ok((runs_at.unwrap_or_else(Instant::now), sent)),
             _ => Err(Failure::new(Code::Failed, "the other host refused the guest")),
         }
     }
@@ -258,7 +300,8 @@ impl Moving<'_> {
         let mut hands = Live { guest, last: None };
         let back = self.side.begin_again(&mut hands);
         if is_given(&self.side) {
-            return Err(still_given(failure, self.folder.name(), &self.side.record.other));
+            let (name, other) = (self.folder.name(), &self.side.record.other);
+            return Err(still_given(failure, name, other, self.side.machine.record()));
         }
         // That the guest stays.
         let _ = self.side.on(SourceEvent::LinkBack, &mut hands);
@@ -312,6 +355,11 @@ fn wait_for_epoch(control: &ToTheDestination, wanted: u32) -> Result<(), Migrate
     }
 }
 
+fn no_post_copy(to: &str) -> Failure {
+    let what = format!("the dewar of {to} cannot take a guest by post-copy");
+    Failure::new(Code::Unsupported, what).advice("give both hosts the same version of dewar")
+}
+
 fn does_not_converge(found: &Convergence, epochs: &Epochs, options: &MigrateOptions) -> Failure {
     let pause = found.pause + FIXED_GAP;
     let what = format!(
@@ -324,7 +372,8 @@ fn does_not_converge(found: &Convergence, epochs: &Epochs, options: &MigrateOpti
     );
     let more = (pause.as_secs_f64() * 1.5).max(0.1);
     Failure::new(Code::Failed, what).advice(format!(
-        "'--max-downtime {more:.1}s' allows it; or try when the guest has less to do"
+        "'--postcopy=auto' lets it run there before all has arrived; '--max-downtime {more:.1}s' \
+         allows it; or try when the guest has less to do"
     ))
 }
 
@@ -341,6 +390,10 @@ type StopAndSend<'l> = Box<dyn FnOnce(&mut QemuGuest) -> Result<(), Failure> + '
 impl Hands for Live<'_> {
     fn stop(&mut self) -> Result<(), Failure> {
         self.last.take().map_or(Ok(()), |last| last(self.guest))
+    }
+
+    fn ensure_stopped(&mut self) -> Result<(), Failure> {
+        Ok(self.guest.ensure_stopped()?)
     }
 
     fn resume(&mut self) -> Result<(), Failure> {

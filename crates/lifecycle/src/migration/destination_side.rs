@@ -73,6 +73,7 @@ impl DestinationSide<'_> {
         (self.reached)(match record {
             DestinationRecord::Loaded => "loaded",
             DestinationRecord::Owned => "owned",
+            DestinationRecord::Partial => "runs in part",
             DestinationRecord::Running => "running",
             DestinationRecord::Refused => "refused",
         });
@@ -100,6 +101,26 @@ impl DestinationSide<'_> {
         (self.reached)("committed");
         incoming.let_run(&|step| (self.reached)(step))?;
         Ok(())
+    }
+
+    /// What is said where the connection is lost.
+    pub fn left_behind(&self, failure: Failure) -> Result<(), Failure> {
+        let name = self.folder.name();
+        match self.machine.record() {
+            // The source has only not said its last word.
+            Some(DestinationRecord::Running) => Ok(()),
+            Some(DestinationRecord::Loaded) => Err(failure
+                .attention()
+                .state(format!("'{name}' is loaded and waits for the word of the other host"))
+                .advice(format!("'dewar migrate {name} --resume' there gives it"))),
+            Some(DestinationRecord::Partial) => Err(failure
+                .attention()
+                .state(format!(
+                    "'{name}' runs here, and waits where it needs memory that is still at the other host"
+                ))
+                .advice(format!("'dewar migrate {name} --resume' there brings it"))),
+            _ => Err(failure.state("nothing is left of it here")),
+        }
     }
 
     /// Nothing of the guest is left on this host then.

@@ -60,7 +60,7 @@ impl PeerCommand {
             .map_err(|_| failed("no connection".to_owned()))?;
         let mut process = Running(child);
         match Control::greet(from, pages.another(), session) {
-            Ok((control, _)) => Ok(Peer { control, pages, process }),
+            Ok(control) => Ok(Peer { control, pages, process }),
             Err(error) => {
                 // One that still waits for what we say is not waited for.
                 drop(pages);

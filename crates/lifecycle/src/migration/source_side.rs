@@ -16,6 +16,8 @@ pub(crate) type ToTheDestination = Control<ToDestination, ToSource>;
 pub(crate) trait Hands {
     /// Stops the guest and sends what was written last and its device state.
     fn stop(&mut self) -> Result<(), Failure>;
+    /// Stops it again where its user let it run since.
+    fn ensure_stopped(&mut self) -> Result<(), Failure>;
     /// Lets it go on as it was before it was stopped.
     fn resume(&mut self) -> Result<(), Failure>;
     /// Ends its process.
@@ -87,6 +89,7 @@ impl SourceSide<'_> {
         (self.reached)(match record {
             SourceRecord::Intent => "intent",
             SourceRecord::Given => "given",
+            SourceRecord::Serving => "serving",
             SourceRecord::TakenBack => "taken-back",
             SourceRecord::Gone => "gone",
         });
@@ -123,6 +126,10 @@ pub(crate) struct ByRecord<'r, F> {
 impl<F: FnMut() -> Result<Qmp, dewar_guest_qemu::QmpError>> Hands for ByRecord<'_, F> {
     fn stop(&mut self) -> Result<(), Failure> {
         // A migration that is taken up again has no guest to stop.
+        Ok(())
+    }
+
+    fn ensure_stopped(&mut self) -> Result<(), Failure> {
         Ok(())
     }
 

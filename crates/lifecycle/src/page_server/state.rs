@@ -46,6 +46,15 @@ pub fn server_alive(record: &GuestRecord) -> bool {
     record.server.is_some_and(|server| server.is_alive() && !server.is_halted())
 }
 
+/// What brings the rest of a guest's memory when its server is gone.
+pub fn what_brings_the_rest(record: &GuestRecord) -> String {
+    let name = &record.name;
+    match record.migration {
+        Some(_) => format!("'dewar migrate {name} --resume' at the host that it left goes on"),
+        None => format!("'dewar restore {name}' goes on"),
+    }
+}
+
 /// Whether a guest's memory has not all arrived and no page server brings it.
 pub fn lacks_server(folder: &GuestFolder, record: &GuestRecord) -> bool {
     record.process.is_alive()

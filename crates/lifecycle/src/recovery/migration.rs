@@ -3,6 +3,7 @@
 use crate::failure::{Code, Failure};
 use crate::migration::{
     ByRecord, DestinationSide, Hands, MigrationRecord, SideRecord, SourceSide, migration_of,
+    owed_pages,
 };
 use dewar_guest_qemu::{Qmp, QmpError};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
@@ -70,7 +71,8 @@ pub(crate) fn arriving<'d>(
 ) -> Result<(DestinationSide<'d>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = record.process.is_alive();
-    let (machine, now) = Destination::recover(known, lives);
+    let partial = owed_pages::is_partial(folder, &record)?;
+    let (machine, now) = Destination::recover(known, lives, partial);
     let side = DestinationSide {
         machine,
         session,
@@ -90,6 +92,10 @@ fn recover_destination(folder: &GuestFolder, record: GuestRecord) -> Result<Gues
         return Err(unknown(&record));
     };
     let never_arrived = on_disk.is_none();
+    if !never_arrived && owed_pages::is_partial(folder, &record)? {
+        // Its QEMU may wait for a page, and not answer: it goes on with the host that has the page.
+        return Ok(record);
+    }
     let (mut side, now) = arriving(folder, record, session, on_disk)?;
     match never_arrived {
         // What a killed process had received can never be loaded.
@@ -106,7 +112,11 @@ fn note_running(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord
     };
     let owned = SideRecord::Destination(DestinationRecord::Owned);
     if on_disk.side == owned && !record.start_pending && record.process.is_alive() {
-        on_disk.side = SideRecord::Destination(DestinationRecord::Running);
+        let runs = match owed_pages::is_partial(folder, &record)? {
+            true => DestinationRecord::Partial,
+            false => DestinationRecord::Running,
+        };
+        on_disk.side = SideRecord::Destination(runs);
         dewar_registry::Migrations::new(folder.root()).write(session, &on_disk)?;
     }
     Ok(record)
@@ -151,7 +161,7 @@ pub(crate) fn refuse_earlier(
 /// Whether a guest that leaves was given away.
 pub(crate) fn is_given(on_disk: &Option<MigrationRecord>) -> bool {
     let source = on_disk.as_ref().and_then(MigrationRecord::source);
-    matches!(source, Some(SourceRecord::Given | SourceRecord::Gone))
+    matches!(source, Some(SourceRecord::Given | SourceRecord::Serving | SourceRecord::Gone))
 }
 
 fn unknown(record: &GuestRecord) -> Failure {

@@ -11,7 +11,9 @@ pub enum DestinationRecord {
     Loaded,
     /// It is this host's, and about to be let run.
     Owned,
-    /// It was let run; from here on it is a guest like any other.
+    /// It was let run, and part of its memory is still at the other host.
+    Partial,
+    /// It was let run and has all of its memory; from here on it is a guest like any other.
     Running,
     /// It will never run here.
     Refused,
@@ -22,6 +24,10 @@ pub enum DestinationRecord {
 pub enum DestinationEvent {
     /// All pages and the device state are there, and QEMU has loaded them.
     Loaded,
+    /// The device state is there and loaded; part of the pages comes when the guest runs.
+    LoadedInPart,
+    /// All pages are there; or the guest has ended and needs none any more.
+    Complete,
     /// The other side said this.
     Heard(FromSource),
     /// The connection is lost.
@@ -53,6 +59,8 @@ pub struct Destination {
     record: Option<DestinationRecord>,
     /// Whether pages arrive, or have arrived: only that can be loaded.
     receiving: bool,
+    /// Whether part of its memory is still at the source.
+    partial: bool,
     /// Whether its QEMU ended when the guest may have run in it, or not.
     lost: bool,
 }
@@ -60,19 +68,21 @@ pub struct Destination {
 impl Destination {
     /// A migration whose pages begin to arrive.
     pub fn new() -> Self {
-        Self { record: None, receiving: true, lost: false }
+        Self { record: None, receiving: true, partial: false, lost: false }
     }
 
-    /// One that goes on after its process was killed, whose QEMU lives or not, or one that is asked about
-    /// and of which nothing is on record; with what has to be done at once. What a killed process had
+    /// One that goes on after its process was killed, whose QEMU lives or not and lacks memory (`partial`) or
+    /// not, or one that is asked about and of which nothing is on record; with what has to be done at once. What a killed process had
     /// received and not recorded is not this value's: it is thrown away with the guest that was arriving.
     pub fn recover(
         record: Option<DestinationRecord>,
         qemu_lives: bool,
+        partial: bool,
     ) -> (Self, Vec<DestinationAction>) {
-        use DestinationAction::{Discard, Record, Run};
-        use DestinationRecord::{Loaded, Owned, Refused, Running};
-        let mut recovered = Self { record, receiving: false, lost: false };
+        use DestinationAction::{Discard, Run};
+        use DestinationRecord::{Loaded, Owned, Partial, Refused, Running};
+        let partial = partial && qemu_lives;
+        let mut recovered = Self { record, receiving: false, partial, lost: false };
         let now = match record {
             Some(Refused) => vec![Discard],
             Some(Loaded) if !qemu_lives => recovered.refuse(),
@@ -81,10 +91,12 @@ impl Destination {
                 Vec::new()
             }
             Some(Owned) => {
-                recovered.record = Some(Running);
-                vec![Run, Record(Running)]
+                let runs = recovered.runs();
+                vec![Run, recovered.write(runs)]
             }
-            None | Some(Loaded | Running) => Vec::new(),
+            // A guest that has ended needs no memory.
+            Some(Partial) if !partial => vec![recovered.write(Running)],
+            None | Some(Loaded | Partial | Running) => Vec::new(),
         };
         (recovered, now)
     }
@@ -102,12 +114,13 @@ impl Destination {
 
     /// What follows from an event.
     pub fn on(&mut self, event: DestinationEvent) -> Vec<DestinationAction> {
-        use DestinationAction::{Forget, Record, Run, Send};
-        use DestinationEvent::{GiveUp, Heard, LinkBack, LinkLost, Loaded};
-        use DestinationRecord::{Loaded as IsLoaded, Owned, Refused, Running};
+        use DestinationAction::{Forget, Run, Send};
+        use DestinationEvent::{Complete, GiveUp, Heard, LinkBack, LinkLost, Loaded, LoadedInPart};
+        use DestinationRecord::{Loaded as IsLoaded, Owned, Partial, Refused, Running};
         use FromSource::{Abort, Commit, Gone};
         match (self.record, event) {
-            (None, Loaded) if self.receiving => {
+            (None, Loaded | LoadedInPart) if self.receiving => {
+                self.partial = event == LoadedInPart;
                 vec![self.write(IsLoaded), Send(FromDestination::Ready)]
             }
             // A lost link may be a lost source; without a record there is nothing to wait for.
@@ -116,13 +129,21 @@ impl Destination {
             // here is a guest like any other, and the source does not ask.
             (None, Heard(Commit)) => vec![Send(FromDestination::Refused)],
             (Some(IsLoaded), Heard(Commit)) => {
-                let owned = self.write(Owned);
-                (self.record, self.receiving) = (Some(Running), false);
-                vec![owned, Run, Record(Running), Send(FromDestination::Running)]
+                self.receiving = false;
+                let (owned, runs) = (self.write(Owned), self.runs());
+                vec![owned, Run, self.write(runs), Send(self.word())]
+            }
+            (Some(IsLoaded), Complete) => {
+                self.partial = false;
+                Vec::new()
+            }
+            (Some(Partial), Complete) => {
+                self.partial = false;
+                vec![self.write(Running), Send(FromDestination::Running)]
             }
             (Some(IsLoaded), Heard(Abort) | GiveUp) => self.refuse(),
             (Some(IsLoaded), LinkBack) => vec![Send(FromDestination::Ready)],
-            (Some(Running), Heard(Commit) | LinkBack) => vec![Send(FromDestination::Running)],
+            (Some(Partial | Running), Heard(Commit) | LinkBack) => vec![Send(self.word())],
             (Some(Running), Heard(Gone)) => {
                 self.record = None;
                 vec![Forget]
@@ -133,6 +154,22 @@ impl Destination {
                 vec![Forget]
             }
             _ => Vec::new(),
+        }
+    }
+
+    /// How it is on record when it was let run.
+    fn runs(&self) -> DestinationRecord {
+        match self.partial {
+            true => DestinationRecord::Partial,
+            false => DestinationRecord::Running,
+        }
+    }
+
+    /// What is said of a guest that was let run.
+    fn word(&self) -> FromDestination {
+        match self.partial {
+            true => FromDestination::Partial,
+            false => FromDestination::Running,
         }
     }
 

@@ -11,6 +11,8 @@ pub enum SourceRecord {
     Intent,
     /// It is no longer this host's, unless the other refuses it.
     Given,
+    /// It runs at the other host, which needs memory that is still here.
+    Serving,
     /// It is this host's again, and about to go on.
     TakenBack,
     /// The other host has it.
@@ -73,7 +75,9 @@ impl Source {
             Some(SourceRecord::Intent | SourceRecord::TakenBack) => {
                 (stays, vec![Resume, Record(None)])
             }
-            Some(SourceRecord::Given) => (Self { record, aborted: false }, Vec::new()),
+            Some(SourceRecord::Given | SourceRecord::Serving) => {
+                (Self { record, aborted: false }, Vec::new())
+            }
             Some(SourceRecord::Gone) => (Self { record, aborted: false }, vec![Free]),
         }
     }
@@ -90,10 +94,10 @@ impl Source {
 
     /// What follows from an event.
     pub fn on(&mut self, event: SourceEvent) -> Vec<SourceAction> {
-        use FromDestination::{Ready, Refused, Running};
+        use FromDestination::{Partial, Ready, Refused, Running};
         use SourceAction::{Free, Record, Resume, Send, Stop};
         use SourceEvent::{Converged, GiveUp, Heard, LinkBack, LinkLost, TakeBack};
-        use SourceRecord::{Given, Gone, Intent, TakenBack};
+        use SourceRecord::{Given, Gone, Intent, Serving, TakenBack};
         match (self.record, event) {
             // Without a record it has not given the guest away, or has forgotten that it is gone.
             (None, Heard(Running)) => vec![Send(FromSource::Gone)],
@@ -110,8 +114,11 @@ impl Source {
                 vec![Resume, Record(None), Send(FromSource::Abort)]
             }
             (Some(Intent), Heard(Ready)) => vec![self.write(Given), Send(FromSource::Commit)],
-            (Some(Given), Heard(Ready) | LinkBack) => vec![Send(FromSource::Commit)],
-            (Some(Given), Heard(Running)) => {
+            (Some(Given), Heard(Ready)) | (Some(Given | Serving), LinkBack) => {
+                vec![Send(FromSource::Commit)]
+            }
+            (Some(Given), Heard(Partial)) => vec![self.write(Serving)],
+            (Some(Given | Serving), Heard(Running)) => {
                 vec![self.write(Gone), Send(FromSource::Gone), Free]
             }
             (Some(Given), Heard(Refused) | TakeBack) => {

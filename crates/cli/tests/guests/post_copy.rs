@@ -1,0 +1,146 @@
+//! Guests that run at another host before all of their memory is there.
+
+use crate::common::{self, HeldCheckpoint};
+use crate::migrate::{Hosts, end, words};
+use dewar_testkit::{GuestSpec, wait_until};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A guest of which some ten thousand pages are always on their way.
+fn hosts() -> Hosts {
+    let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
+    hosts.guest.console.ask("fill 64 noise").expect("fill");
+    hosts.guest.console.ask("check 10000 1 disk").expect("check");
+    hosts
+}
+
+/// The command line of a post-copy from A to B over a link of so many Mbit/s, which ends when its program
+/// is killed.
+fn line(hosts: &Hosts, mbit: u32) -> Vec<String> {
+    let link = hosts.a.program().with_file_name("dewar-link");
+    let via = format!("{} {mbit} 0 {}", link.display(), hosts.b.via());
+    let more = ["--postcopy", "--tunnel", "--max-downtime", "1s", "--codec", "raw"];
+    Hosts::line_via(&via, &hosts.b, &more)
+}
+
+/// How far the memory of the guest at B is.
+fn memory_at_b(hosts: &Hosts) -> serde_json::Value {
+    hosts.b.ps("g").expect("listed")["lazy_restore"].clone()
+}
+
+#[test]
+fn a_guest_runs_before_its_memory_is_there() {
+    let mut hosts = hosts();
+    let address = hosts.b.address();
+    for (round, way) in [&["--tunnel"][..], &["--address", &address]].into_iter().enumerate() {
+        let more = [way, &["--postcopy", "--max-downtime", "1s"]].concat();
+        let moved = Hosts::migrate(&hosts.a, &hosts.b, &more).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        let late = moved.json()["post_copy_pages"].as_u64().expect("number");
+        assert!(late > 100, "{late} pages came late");
+        assert!(hosts.assert_on_one(&format!("round {round}")));
+        // Nothing of it is owed: its memory can be captured.
+        let store = hosts.b.store().display().to_string();
+        hosts.b.dewar(&["checkpoint", "g", "--store", &store]).done();
+        Hosts::migrate(&hosts.b, &hosts.a, &more[way.len()..]).done();
+        assert!(!hosts.assert_on_one(&format!("round {round}, back")));
+    }
+    assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+}
+
+/// A guest that writes faster than its pages are sent moves all the same, where that is allowed.
+#[test]
+fn a_guest_that_does_not_converge_moves_by_post_copy() {
+    let mut hosts = hosts();
+    let fast = ["--max-downtime", "1ms"];
+    Hosts::migrate(&hosts.a, &hosts.b, &fast).failed(1, &["--postcopy=auto"]);
+    let more = [&fast[..], &["--postcopy=auto"]].concat();
+    let moved = Hosts::migrate(&hosts.a, &hosts.b, &more).done();
+    assert!(moved.json()["post_copy_pages"].as_u64().expect("number") > 0, "{}", moved.stdout);
+    assert!(hosts.assert_on_one("auto"));
+}
+
+/// Each of the two commands is killed at each step at which the guest lacks memory.
+#[test]
+fn killed_while_it_lacks_memory_it_loses_none() {
+    let mut hosts = hosts();
+    let given = ["given away", "running"];
+    for (step, code, states) in [
+        ("sent", -1, ["running", "-"]),
+        ("given", -1, ["given away", "arriving"]),
+        ("serving", -1, given),
+        ("gone", -1, ["-", "running"]),
+        ("loading the devices", 1, ["running", "-"]),
+        ("loaded", 1, ["running", "arriving"]),
+        ("owned", 5, ["given away", "arriving"]),
+        ("committed", 5, ["given away", "paused"]),
+        ("let run", 5, given),
+        ("runs in part", 5, given),
+        ("running", 5, given),
+    ] {
+        let after = format!("killed at '{step}'");
+        let ran = hosts.killed_at(step, &["--postcopy"]);
+        assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
+        let mut found = hosts.quiet_states(&after);
+        if step == "sent" && found[1] == "arriving" {
+            hosts.b.dewar(&["migrate", "g", "--abort"]).done();
+            found = hosts.quiet_states(&after);
+        }
+        // One that waits for a page may not answer.
+        let is_as_it_should = found[0] == states[0]
+            && (found[1] == states[1] || states == given && found[1] == "silent");
+        assert!(is_as_it_should, "{after}: {found:?}, {}", ran.stderr);
+        if found[0] == "given away" {
+            hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+        } else if found[1] == "arriving" {
+            Hosts::migrate(&hosts.a, &hosts.b, &["--max-downtime", "1s"]).done();
+        }
+        hosts.bring_back(&after);
+    }
+}
+
+/// The connection is cut while the guest lacks memory: it waits, nothing else may touch it, and all comes
+/// when the source goes on, more than once, and without its QEMU.
+#[test]
+fn a_guest_waits_for_memory_while_the_link_is_cut() {
+    let mut hosts = hosts();
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line(&hosts, 200)), "serving");
+    let link = common::children(held.pid)[0];
+    end(link);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("'dewar migrate g --resume' brings the rest"), "{said}");
+    let states = hosts.quiet_states("cut");
+    assert_eq!(states[0], "given away");
+    let memory = memory_at_b(&hosts);
+    assert!(memory["complete"] == false && memory["server_alive"] == false, "{memory}");
+    for ending in ["--abort", "--take-back"] {
+        hosts.a.dewar(&["migrate", "g", ending]).failed(5, &["ran at", "--resume"]);
+    }
+    hosts.b.dewar(&["checkpoint", "g"]).failed(1, &["--resume' at the host that it left"]);
+    // The source goes on, and is killed; its QEMU ends.
+    let resume =
+        HeldCheckpoint::at_with(&hosts.a, &["migrate", "g", "--resume"], "sending the rest");
+    end(resume.pid);
+    drop(resume);
+    end(Hosts::qemu_of(&hosts.a));
+    hosts.quiet_states("killed");
+    hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+    wait_until("all of its memory", Duration::from_secs(30), || {
+        memory_at_b(&hosts)["complete"] == true
+    });
+    assert!(hosts.assert_on_one("cut"));
+    assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+}
+
+/// The guest ends where it runs, while it lacks memory: the source has nothing to keep.
+#[test]
+fn a_guest_that_ends_while_it_lacks_memory_is_not_kept_elsewhere() {
+    let hosts = hosts();
+    let line = line(&hosts, 200);
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "serving");
+    end(Hosts::qemu_of(&hosts.b));
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(hosts.quiet_states("ended"), ["-", "ended"].map(str::to_owned));
+}
