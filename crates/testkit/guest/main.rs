@@ -5,8 +5,8 @@
 //! serial port, one answer line each:
 //!
 //! - `fill MIB MIX`: takes MIB of memory and fills it; MIX is `mixed` (a
-//!   quarter each zeros, text, programs, noise, from the second disk) or
-//!   `noise`.
+//!   quarter each zeros, text, programs, noise, from the second disk),
+//!   `noise`, `zeros` (touched), or `equal` (32 pages of noise again and again).
 //! - `words RATE`: writes one word in each of RATE random pages a second, over
 //!   the first half of what was filled. `words 0` stops.
 //! - `check PAGES THREADS DISK PACE`: starts checkable writers: THREADS threads
@@ -176,14 +176,17 @@ fn fill(guest: &mut Guest, mib: u64, mix: &str) -> Result<String, String> {
     let bytes = (mib << 20) as usize;
     let mut memory = vec![0u8; bytes];
     let quarter = bytes / 4;
-    if mix == "mixed" {
+    if mix == "zeros" {
+        touch(&mut memory);
+    } else if mix == "equal" {
+        let (first, rest) = memory.split_at_mut(EQUAL * PAGE);
+        noise(first);
+        rest.chunks_mut(EQUAL * PAGE).for_each(|it| it.copy_from_slice(&first[..it.len()]));
+    } else if mix == "mixed" {
         let mut disk = File::open("/dev/vdb").map_err(|error| error.to_string())?;
         let half = disk.seek(SeekFrom::End(0)).map_err(|error| error.to_string())? / 2;
         // Quarters: zeros (touched), text, programs, noise.
-        memory[..quarter].chunks_mut(PAGE).for_each(|page| {
-            page[0] = 1;
-            page[0] = std::hint::black_box(0);
-        });
+        touch(&mut memory[..quarter]);
         copy_from(&disk, 0, half, &mut memory[quarter..2 * quarter])?;
         copy_from(&disk, half, half, &mut memory[2 * quarter..3 * quarter])?;
         noise(&mut memory[3 * quarter..]);
@@ -192,6 +195,14 @@ fn fill(guest: &mut Guest, mib: u64, mix: &str) -> Result<String, String> {
     }
     guest.filled = Some(Arc::new(Mutex::new(memory)));
     Ok(String::new())
+}
+
+/// Makes pages of zeros that are there.
+fn touch(memory: &mut [u8]) {
+    memory.chunks_mut(PAGE).for_each(|page| {
+        page[0] = 1;
+        page[0] = std::hint::black_box(0);
+    });
 }
 
 fn copy_from(disk: &File, start: u64, length: u64, into: &mut [u8]) -> Result<(), String> {
@@ -212,6 +223,8 @@ fn noise(memory: &mut [u8]) {
 
 /// So much noise is made at most: to make it takes an emulated CPU ten times as long as to copy it.
 const NOISE_BLOCK: usize = 1 << 20;
+/// Pages of `fill equal` that differ.
+const EQUAL: usize = 32;
 
 /// Pages of noise, each another: the same block over and over, and in each page its number. No codec
 /// sees the repetition: it lies further apart than a frame of 64 KiB is long.

@@ -21,10 +21,12 @@ pub enum Method {
     Xbzrle,
     Multifd,
     MultifdZstd,
+    PostCopy,
 }
 
 impl Method {
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Xbzrle, Self::Multifd, Self::MultifdZstd];
+    pub const ALL: [Self; 5] =
+        [Self::Plain, Self::Xbzrle, Self::Multifd, Self::MultifdZstd, Self::PostCopy];
 
     pub fn word(self) -> &'static str {
         match self {
@@ -32,6 +34,7 @@ impl Method {
             Self::Xbzrle => "xbzrle",
             Self::Multifd => "multifd",
             Self::MultifdZstd => "multifd-zstd",
+            Self::PostCopy => "postcopy",
         }
     }
 
@@ -41,6 +44,7 @@ impl Method {
             Self::Xbzrle => "qemu xbzrle",
             Self::Multifd => "qemu multifd",
             Self::MultifdZstd => "qemu multifd + zstd",
+            Self::PostCopy => "qemu post-copy",
         }
     }
 
@@ -50,6 +54,7 @@ impl Method {
         let list = json!([
             {"capability": "xbzrle", "state": self == Self::Xbzrle},
             {"capability": "multifd", "state": multifd},
+            {"capability": "postcopy-ram", "state": self == Self::PostCopy},
         ]);
         qmp.execute("migrate-set-capabilities", json!({"capabilities": list}))?;
         let compression = if self == Self::MultifdZstd { "zstd" } else { "none" };
@@ -77,20 +82,20 @@ pub struct ByQemu {
 
 impl ByQemu {
     /// Starts and fills one.
-    pub fn start(dewar: &Path, mib: u64) -> Result<Self> {
+    pub fn start(dewar: &Path, mib: u64, mix: &str) -> Result<Self> {
         let lab = Lab::new(dewar)?;
         let folder = lab.guest_folder("g")?;
         let line = command(&folder, mib)?;
         let heart = listen(&folder)?;
         let (child, mut console) = start_qemu(&with_qmp(&line, &folder, 0), &folder)?;
         console.wait_ready(PATIENCE)?;
-        fill(&mut console, mib)?;
+        fill(&mut console, mib, mix)?;
         let qmp = connect_soon(&socket(&folder, 0))?;
         Ok(Self { _lab: lab, folder, line, heart, child, qmp, number: 0 })
     }
 
-    /// Moves it into another QEMU.
-    pub fn measure(&mut self, method: Method, mbit: f64, rate: u64) -> Result<Figures> {
+    /// Moves it into another QEMU. Nothing is measured where that does not end.
+    pub fn measure(&mut self, method: Method, mbit: f64, rate: u64) -> Result<Option<Figures>> {
         let mut console = Console::connect(&self.folder.join("console"))?;
         load(&mut console, rate)?;
         drop(console);
@@ -105,15 +110,25 @@ impl ByQemu {
         there.execute("migrate-incoming", json!({"uri": format!("tcp:127.0.0.1:{port}")}))?;
         let (proxy, lane) = proxy(port, LinkSpeed::new(mbit, 0.0))?;
         let qmp = &mut self.qmp;
+        let mut stays = false;
         let figures = time(&self.heart, || {
             qmp.execute("migrate", json!({"uri": format!("tcp:127.0.0.1:{proxy}")}))?;
-            wait_for_migration(qmp, PATIENCE)?;
+            if method == Method::PostCopy {
+                start_post_copy(qmp)?;
+            }
+            stays = wait_for_migration(qmp, PATIENCE).is_err();
             Ok(lane.bytes())
         })?;
+        if stays {
+            let mut child = child;
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(None);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         (self.child, self.qmp, self.number) = (child, there, number);
-        Ok(figures)
+        Ok(Some(figures))
     }
 }
 
@@ -122,6 +137,23 @@ impl Drop for ByQemu {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Lets the other QEMU run the guest when every page was sent once.
+fn start_post_copy(qmp: &mut Qmp) -> Result<()> {
+    loop {
+        let report = qmp.execute("query-migrate", json!({}))?;
+        if report["ram"]["dirty-sync-count"].as_u64().is_some_and(|count| count > 1) {
+            break;
+        }
+        if report["status"] == "completed" {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // It may have ended in this moment.
+    let _ = qmp.execute("migrate-start-postcopy", json!({}));
+    Ok(())
 }
 
 fn socket(folder: &Path, number: usize) -> PathBuf {

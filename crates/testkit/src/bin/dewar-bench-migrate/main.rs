@@ -2,7 +2,7 @@
 //! own ways over the same link, in the same run. Gaps are in the guest's heartbeat, timed from outside.
 //!
 //! usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,...] [--rates N,...]
-//!     [--links MBIT,...] [--methods WORD,...]
+//!     [--links MBIT,...] [--fills MIX,...] [--methods WORD,...]
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ mod by_qemu;
 mod subject;
 
 use anyhow::{Context, Result};
-use by_dewar::ByDewar;
+use by_dewar::{ByDewar, Way};
 use by_qemu::{ByQemu, Method};
 use dewar_testkit::bench::{median, touch_free_memory};
 use serde_json::json;
@@ -26,16 +26,24 @@ struct Plan {
     sizes: Vec<u64>,
     rates: Vec<u64>,
     links: Vec<f64>,
+    fills: Vec<String>,
     methods: Vec<String>,
 }
 
 /// What repeated measurements of one way gave.
 struct Row {
     method: String,
+    of: Case,
+    figures: Vec<Option<Figures>>,
+}
+
+/// What is moved over what.
+#[derive(Clone)]
+struct Case {
     mib: u64,
+    fill: String,
     rate: u64,
     mbit: f64,
-    figures: Vec<Figures>,
 }
 
 fn main() -> Result<()> {
@@ -43,51 +51,74 @@ fn main() -> Result<()> {
     touch_free_memory()?;
     let mut rows = Vec::new();
     for mib in &plan.sizes {
-        // The guests stay for all links and loads: it takes longer to fill their memory than to measure.
-        let mut dewar = plan.has("dewar").then(|| ByDewar::start(&plan.dewar, *mib)).transpose()?;
-        let methods: Vec<Method> =
-            Method::ALL.into_iter().filter(|it| plan.has(it.word())).collect();
-        let mut qemu =
-            (!methods.is_empty()).then(|| ByQemu::start(&plan.dewar, *mib)).transpose()?;
-        for mbit in &plan.links {
-            for rate in &plan.rates {
-                if let Some(dewar) = &mut dewar {
-                    let figures = repeated(plan.repeats, || dewar.measure(*mbit, *rate))?;
-                    rows.push(Row::new("dewar", *mib, *rate, *mbit, figures));
-                }
-                for method in &methods {
-                    let Some(qemu) = &mut qemu else { continue };
-                    let figures = repeated(plan.repeats, || qemu.measure(*method, *mbit, *rate))?;
-                    rows.push(Row::new(method.name(), *mib, *rate, *mbit, figures));
-                }
-                save(&plan.out, &rows)?;
-            }
+        for fill in &plan.fills {
+            measure(&plan, *mib, fill, &mut rows)?;
         }
     }
     println!("\nwritten to {}", plan.out.display());
     Ok(())
 }
 
-fn repeated(times: usize, mut once: impl FnMut() -> Result<Figures>) -> Result<Vec<Figures>> {
-    (0..times).map(|_| once()).collect()
+/// Measures all ways with guests of one kind. They stay for all links and loads: it takes longer to fill
+/// their memory than to measure.
+fn measure(plan: &Plan, mib: u64, fill: &str, rows: &mut Vec<Row>) -> Result<()> {
+    let ways: Vec<Way> = Way::ALL.into_iter().filter(|it| plan.has(it.word())).collect();
+    let methods: Vec<Method> = Method::ALL.into_iter().filter(|it| plan.has(it.word())).collect();
+    let start_dewar = || ByDewar::start(&plan.dewar, mib, fill);
+    let mut dewar = (!ways.is_empty()).then(start_dewar).transpose()?;
+    let start_qemu = || ByQemu::start(&plan.dewar, mib, fill);
+    let mut qemu = (!methods.is_empty()).then(start_qemu).transpose()?;
+    for mbit in &plan.links {
+        for rate in &plan.rates {
+            let of = Case { mib, fill: fill.to_owned(), rate: *rate, mbit: *mbit };
+            for way in &ways {
+                let Some(dewar) = &mut dewar else { continue };
+                let figures = repeated(plan.repeats, || dewar.measure(*way, *mbit, *rate))?;
+                rows.push(Row::new(way.name(), of.clone(), figures));
+            }
+            for method in &methods {
+                let Some(qemu) = &mut qemu else { continue };
+                let figures = repeated(plan.repeats, || qemu.measure(*method, *mbit, *rate))?;
+                rows.push(Row::new(method.name(), of.clone(), figures));
+            }
+            save(&plan.out, rows)?;
+        }
+    }
+    Ok(())
+}
+
+/// What does not end once is not tried again.
+fn repeated(
+    times: usize,
+    mut once: impl FnMut() -> Result<Option<Figures>>,
+) -> Result<Vec<Option<Figures>>> {
+    let mut all = Vec::new();
+    while all.len() < times && !matches!(all.last(), Some(None)) {
+        all.push(once()?);
+    }
+    Ok(all)
 }
 
 impl Row {
     /// One that is printed at once.
-    fn new(method: &str, mib: u64, rate: u64, mbit: f64, figures: Vec<Figures>) -> Self {
-        let row = Self { method: method.to_owned(), mib, rate, mbit, figures };
-        println!(
-            "{mib:>5} MiB {rate:>7} words/s {mbit:>6} Mb/s  {method:<22} total {:>7.2} s  gap {:>7.1} ms  \
-             sent {:>6.0} MB",
-            row.median(|it| it.total_s),
-            row.median(|it| it.gap_ms),
-            row.median(|it| it.bytes / 1e6),
-        );
+    fn new(method: &str, of: Case, figures: Vec<Option<Figures>>) -> Self {
+        let row = Self { method: method.to_owned(), of, figures };
+        let Case { mib, fill, rate, mbit } = &row.of;
+        print!("{mib:>5} MiB {fill:<6} {rate:>7} words/s {mbit:>6} Mb/s  {method:<20} ");
+        match row.figures.contains(&None) {
+            true => println!("does not end"),
+            false => println!(
+                "total {:>7.2} s  gap {:>7.1} ms  sent {:>6.0} MB",
+                row.median(|it| it.total_s),
+                row.median(|it| it.gap_ms),
+                row.median(|it| it.bytes / 1e6),
+            ),
+        }
         row
     }
 
     fn median(&self, of: impl Fn(&Figures) -> f64) -> f64 {
-        median(self.figures.iter().map(of).collect())
+        median(self.figures.iter().flatten().map(of).collect())
     }
 }
 
@@ -96,11 +127,12 @@ fn save(out: &Path, rows: &[Row]) -> Result<()> {
         |it: &Figures| json!({"total_s": it.total_s, "gap_ms": it.gap_ms, "bytes": it.bytes});
     let rows: Vec<_> = rows
         .iter()
+        .filter(|row| !row.figures.contains(&None))
         .map(|row| {
             json!({
-                "method": row.method, "memory_mib": row.mib, "load": format!("{} words/s", row.rate),
-                "link": format!("{} Mb/s", row.mbit),
-                "repeats": row.figures.iter().map(figures).collect::<Vec<_>>(),
+                "method": row.method, "memory_mib": row.of.mib, "fill": row.of.fill,
+                "load": format!("{} words/s", row.of.rate), "link": format!("{} Mb/s", row.of.mbit),
+                "repeats": row.figures.iter().flatten().map(figures).collect::<Vec<_>>(),
             })
         })
         .collect();
@@ -115,7 +147,9 @@ impl Plan {
 
 fn plan() -> Result<Plan> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--rates N,..] [--links MBIT,..] [--methods dewar,plain,xbzrle,multifd,multifd-zstd]";
+    let usage = "usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--rates N,..] [--links MBIT,..] \
+                 [--fills mixed,zeros,equal,noise] [--methods dewar,dewar-300ms,dewar-postcopy,plain,xbzrle,\
+                 multifd,multifd-zstd,postcopy]";
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
         out: words.next().context(usage)?.into(),
@@ -123,9 +157,13 @@ fn plan() -> Result<Plan> {
         sizes: vec![1024],
         rates: vec![0, 20_000],
         links: vec![1000.0],
-        methods: ["dewar", "plain", "xbzrle", "multifd", "multifd-zstd"]
+        fills: vec!["mixed".to_owned()],
+        methods: Way::ALL
+            .map(Way::word)
+            .into_iter()
+            .chain(Method::ALL.map(Method::word))
             .map(str::to_owned)
-            .to_vec(),
+            .collect(),
     };
     while let Some(flag) = words.next() {
         let value = words.next().context(usage)?;
@@ -134,6 +172,7 @@ fn plan() -> Result<Plan> {
             "--sizes" => plan.sizes = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--rates" => plan.rates = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--links" => plan.links = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--fills" => plan.fills = value.split(',').map(str::to_owned).collect(),
             "--methods" => plan.methods = value.split(',').map(str::to_owned).collect(),
             _ => anyhow::bail!(usage),
         }

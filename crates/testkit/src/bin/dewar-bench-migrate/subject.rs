@@ -15,7 +15,7 @@ const AFTER: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one migration gave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
     pub total_s: f64,
     pub gap_ms: f64,
@@ -42,10 +42,10 @@ pub fn listen(folder: &Path) -> Result<Heartbeat> {
     Heartbeat::listen_fifo(&folder.join(HEART))
 }
 
-/// Puts all of its memory to use: zeros, text, programs and noise.
-pub fn fill(console: &mut Console, mib: u64) -> Result<()> {
+/// Puts all of its memory to use, as `fill` of the guest's program says.
+pub fn fill(console: &mut Console, mib: u64, mix: &str) -> Result<()> {
     let reserved = reserved_mib(mib.div_ceil(1024)).min(mib * 3 / 4);
-    console.ask(&format!("fill {} mixed", mib - reserved)).map(drop)
+    console.ask(&format!("fill {} {mix}", mib - reserved)).map(drop)
 }
 
 /// Lets it write so many words a second.
