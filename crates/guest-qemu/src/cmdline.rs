@@ -23,7 +23,9 @@ pub use heartbeats::{PORT_FILE, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};
-pub use restore::{DiskPlace, RestorePlan, disk_places, plan_restore, without_ram_paths};
+pub use restore::{
+    DiskPlace, RestorePlan, disk_places, plan_restore, with_other_disks, without_ram_paths,
+};
 pub(crate) use restore::{file_of, nested_filename, replace_disk};
 pub use sockets::require_sockets;
 pub(crate) use truncated::keep_truncated;

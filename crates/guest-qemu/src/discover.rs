@@ -159,6 +159,14 @@ fn below_filters<'n>(inserted: &Value, nodes: &'n Value) -> Option<&'n Value> {
 /// Formats of disks.
 const HANDLED: [&str; 2] = ["qcow2", "raw"];
 
+/// The files and format nodes of the disks that a QEMU may write.
+pub(crate) fn writable_nodes(qmp: &mut Qmp) -> Result<Vec<(String, String)>, QmpError> {
+    let blocks = qmp.execute("query-block", json!({}))?;
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let disks = writable_disks(&blocks, &nodes, &mut Vec::new());
+    Ok(disks.into_iter().map(|disk| (disk.file, disk.node)).collect())
+}
+
 fn writable_disks(blocks: &Value, nodes: &Value, reasons: &mut Vec<String>) -> Vec<Disk> {
     let mut disks = Vec::new();
     for block in blocks.as_array().into_iter().flatten() {

@@ -21,6 +21,7 @@
 mod copy;
 mod error;
 mod jobs;
+pub(crate) mod mirror;
 mod nodes;
 
 pub(crate) use copy::{abandon_copy, copy, copy_offline};

@@ -15,6 +15,7 @@
 use crate::cmdline::{
     RunPlan, TakeoverPlan, Unsupported, inherited, keep_truncated, require_sockets, take_over,
 };
+use crate::disks;
 use crate::guest::QemuGuest;
 use crate::handover::{
     HandoverError, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
@@ -102,11 +103,13 @@ pub fn stop_and_save(
     guest.flush()?;
     crate::handover::refuse_what_is_under_way(guest)?;
     let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
-    let journal = Journal { stopping: true, ..journal_of(qmp, false)? };
+    let mirrors = Journal::load(&folder)?.map_or(0, |journal| journal.mirrors);
+    let journal = Journal { stopping: true, mirrors, ..journal_of(qmp, false)? };
     journal.save(&folder)?;
     change_settings(qmp, &journal)?;
     let channel = StateChannel::open(qmp)?;
     guest.stop()?;
+    disks::mirror::finish(&mut guest.qmp, mirrors)?;
     crate::handover::refuse_what_changed(guest, &checked.arguments)?;
     Ok(channel.save(&mut guest.qmp)?)
 }

@@ -141,6 +141,14 @@ impl QemuGuest {
             .map_err(|error| self.failed(operation, error))
     }
 
+    /// Whether it runs now, whatever is under way with it.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn is_running(&mut self) -> Result<bool, GuestError> {
+        self.step("asking whether it runs", |qmp, _, _| is_running(qmp))
+    }
+
     /// That a guest that was stopped has stood still since: its state was saved. One whose
     /// process has ended has.
     ///

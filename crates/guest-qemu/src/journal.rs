@@ -29,6 +29,9 @@ pub struct Journal {
     pub held: bool,
     /// Its writable disks.
     pub disks: Vec<JournaledDisk>,
+    /// How many of its disks are being copied to another host.
+    #[serde(default)]
+    pub mirrors: usize,
 }
 
 /// A disk whose writes go, or may go, to an overlay for a while.

@@ -41,6 +41,9 @@ pub use agent::{Agent, AgentError};
 pub use bitmaps::remove_all as remove_bitmaps;
 pub use discover::{Discovered, Disk, discover, map_backends, map_ram_files};
 pub use disks::DiskError;
+pub use disks::mirror::{
+    MirrorProgress, begin_mirrors, end_exports, export_disks, make_disk, mirror_progress,
+};
 pub use guest::QemuGuest;
 pub use incoming::{Committed, Incoming, IncomingError};
 pub use journal::{Current, Journal, JournaledDisk};

@@ -44,6 +44,7 @@ pub fn rollback(qmp: &mut Qmp, folder: &GuestFolder) -> Result<(), RollbackError
     }
     resume(qmp, &journal)?;
     restore_settings(qmp, &journal)?;
+    disks::mirror::abandon(qmp, journal.mirrors)?;
     disks::abandon_making(qmp)?;
     for index in 0..journal.disks.len() {
         disks::abandon_copy(qmp, index)?;

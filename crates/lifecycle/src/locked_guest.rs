@@ -145,10 +145,13 @@ impl LockedGuest {
 pub fn moves(record: &GuestRecord) -> Failure {
     let name = &record.name;
     let failure = match record.phase {
-        Phase::Arriving => {
-            Failure::new(Code::Failed, format!("'{name}' is another host's, and on its way here"))
-                .advice(format!("'dewar migrate {name} --abort' refuses it"))
-        }
+        Phase::Arriving => Failure::new(
+            Code::Failed,
+            format!("'{name}' is another host's, and on its way here"),
+        )
+        .advice(format!(
+            "'dewar migrate {name} --abort' refuses it, if it was not given to this host yet"
+        )),
         _ => Failure::new(Code::Failed, format!("'{name}' was given to another host"))
             .advice(format!("'dewar migrate {name} --resume' asks what became of it")),
     };

@@ -17,6 +17,8 @@
 //! guest that moves. The guest's own record says `leaving` or `arriving` meanwhile, so that other
 //! commands leave it alone. What a killed command left is finished by [`recovery`](crate::recovery).
 
+mod accepted;
+mod disks;
 mod moving_machine;
 mod offered;
 mod owed;
@@ -25,8 +27,12 @@ mod receive;
 mod resume;
 mod serving;
 mod source;
+mod trial;
 
+pub use accepted::{MigrateOptions, PostCopy};
+pub use moving_machine::MovingDisks;
 pub use offered::Way;
 pub use receive::receive;
 pub use resume::{Ending, Resumed, abort_here, resume, take_back};
-pub use source::{MigrateOptions, Migrated, PostCopy, migrate};
+pub use source::{Migrated, migrate};
+pub use trial::{Prediction, predict};

@@ -2,6 +2,7 @@
 //! what carries out what they say. `migrate` and what finishes a killed one both go by these.
 
 mod destination_side;
+pub(crate) mod made_disks;
 pub(crate) mod owed_pages;
 mod peer;
 mod record;
@@ -9,6 +10,7 @@ mod source_side;
 
 pub(crate) use destination_side::{DestinationSide, ToTheSource};
 pub use peer::PeerCommand;
+pub(crate) use peer::{Peer, Running, shards};
 pub(crate) use record::migration_of;
 pub use record::{MigrationRecord, SideRecord, is_elsewhere};
 pub(crate) use source_side::{ByRecord, Hands, SourceSide, ToTheDestination};

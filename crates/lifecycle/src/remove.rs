@@ -3,12 +3,14 @@
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
+use crate::migration::{is_elsewhere, migration_of};
 use crate::process::connect;
 use crate::ram_dir::usual_dirs;
 use crate::tracking;
-use dewar_guest_qemu::launch::end_strays;
+use dewar_guest_qemu::launch::{end_strays, kill};
 use dewar_guest_qemu::{Journal, map_backends, remove_bitmaps};
-use dewar_registry::{GuestFolder, RegistryError};
+use dewar_registry::{GuestFolder, GuestRecord, RegistryError};
+use dewar_wire::ownership::{DestinationRecord, SourceRecord};
 
 /// Ends a guest whatever state it is in, and forgets it. Returns what could not be put right of its
 /// disks: no later command will.
@@ -24,7 +26,10 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
     let left = match folder.record() {
         Ok(record) => {
             let mut held = LockedGuest { folder: folder.clone(), record, lock };
-            let left = held.end().err();
+            let left = match is_given_up(&folder, &held.record) {
+                true => None,
+                false => held.end().err(),
+            };
             if let Some(failure) = left {
                 if held.record.process.is_alive() || holds_disks(&folder) {
                     return Err(failure);
@@ -45,6 +50,16 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
     usual_dirs().into_iter().try_for_each(|it| folder.sweep_ram(it))?;
     folder.remove_all()?;
     Ok(left)
+}
+
+/// Ends the process of a guest that moved, if it is one that can go on in no other way: one that ran on at
+/// the other host, or one that was given to this host and whose memory may be there. Says whether it is.
+fn is_given_up(folder: &GuestFolder, record: &GuestRecord) -> bool {
+    let on_disk = migration_of(folder, record).ok().flatten().and_then(|(_, on_disk)| on_disk);
+    let Some(on_disk) = on_disk.filter(|_| is_elsewhere(record)) else { return false };
+    let is_old = on_disk.source() == Some(SourceRecord::Serving);
+    let is_partial = on_disk.destination() == Some(DestinationRecord::Owned);
+    (is_old || is_partial) && kill(&record.process)
 }
 
 /// Whether the guest's folder holds what was written to a disk and is not in it yet.

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod disk;
 mod error;
 mod frames;
 mod new_memory;
@@ -20,6 +21,7 @@ mod tls;
 mod tunnel;
 
 pub use control::{Control, Heard};
+pub use disk::carry_disk;
 pub use error::MigrateError;
 pub use frames::{FrameReader, FrameWriter};
 pub use new_memory::NewMemory;

@@ -11,14 +11,19 @@ use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use dewar_wire::pages::{Entry, entries};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What the kernel says of memory whose process has ended.
 const ESRCH: i32 = 3;
+
+/// How long a process may take to be gone whose memory is.
+const ENDING: Duration = Duration::from_secs(2);
 
 /// Memory that is in use, of which the source still has pages.
 #[derive(Debug)]
 pub struct OwedMemory {
     faults: FaultServer,
+    process: ProcessHandle,
     missing: Mutex<Missing>,
     of: u64,
 }
@@ -48,11 +53,12 @@ impl OwedMemory {
             return Err(MigrateError::HugePages);
         }
         let faults = FaultServer::attach(process, ram, origin)?;
+        let process = process.try_clone()?;
         for present in ram.data_ranges(PageRange::new(0, ram.pages()))? {
             owed.remove_range(present);
         }
         let (left, asked) = (owed.count(), PageSet::new(owed.bound()));
-        Ok(Self { faults, missing: Mutex::new(Missing { pages: owed, left, asked }), of })
+        Ok(Self { faults, process, missing: Mutex::new(Missing { pages: owed, left, asked }), of })
     }
 
     /// How many pages the guest has.
@@ -81,6 +87,13 @@ impl OwedMemory {
     /// # Errors
     /// Where the kernel fails us.
     pub fn wanted(&self, timeout_ms: u32) -> Result<Option<Vec<PageNumber>>, MigrateError> {
+        match self.touched(timeout_ms) {
+            Err(_) if self.process.ends_within(ENDING) => Ok(None),
+            result => result,
+        }
+    }
+
+    fn touched(&self, timeout_ms: u32) -> Result<Option<Vec<PageNumber>>, MigrateError> {
         let Faults::Pages(mut pages) = self.faults.wait(timeout_ms)? else { return Ok(None) };
         let mut missing = self.lock();
         let mut zeros = Vec::new();
@@ -142,12 +155,15 @@ impl OwedMemory {
         Ok(())
     }
 
-    /// Ends the service when nothing is missing.
+    /// Ends the service when nothing is missing: touches wait no more.
     ///
     /// # Errors
-    /// Where the guest is gone.
+    /// Where the kernel fails us.
     pub fn finish(&self) -> Result<(), MigrateError> {
-        Ok(self.faults.finish()?)
+        match self.faults.finish() {
+            Err(_) if self.process.ends_within(ENDING) => Ok(()),
+            result => Ok(result?),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Missing> {

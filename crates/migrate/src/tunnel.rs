@@ -4,6 +4,7 @@
 //! Each frame says which connection it belongs to. So frames of all of them follow each other in the
 //! stream, whole, in any order; those of one keep theirs.
 
+use dewar_wire::control::{CONTROL, FIRST_DISK};
 use dewar_wire::frame::{HEADER_BYTES, Header};
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Frames that wait to be read from one connection.
 const WAITING: usize = 4;
+/// The same for a disk's: more than QEMU has under way at a time (16 MiB), so that a slow disk is in no
+/// message's way.
+const WAITING_OF_DISK: usize = 1024;
 
 /// The sending end of one connection in a stream. What is written goes out when it is flushed, at once:
 /// write a whole frame, then flush.
@@ -75,7 +79,8 @@ pub fn take_apart<R: Read + Send + 'static>(stream: R, shards: &[u16]) -> Vec<Tu
     let (senders, readers): (Vec<_>, Vec<_>) = shards
         .iter()
         .map(|shard| {
-            let (sender, frames) = sync_channel(WAITING);
+            let is_disk = (FIRST_DISK..CONTROL).contains(shard);
+            let (sender, frames) = sync_channel(if is_disk { WAITING_OF_DISK } else { WAITING });
             ((*shard, sender), TunnelReader { frames, frame: Vec::new(), read: 0 })
         })
         .unzip();

@@ -93,6 +93,12 @@ impl KeptDisk {
         })
     }
 
+    /// The same disk under another path.
+    #[must_use]
+    pub fn known_as(self, path: PathBuf) -> Self {
+        Self { path, ..self }
+    }
+
     /// Whether its path leads to the same file on this host, as far as its number in the file system tells.
     pub fn is_same_file(&self) -> bool {
         Self::of(&self.path).is_some_and(|here| here.inode == self.inode)

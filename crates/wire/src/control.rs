@@ -31,6 +31,10 @@ use serde_json::Value;
 
 /// The number of the control connection; those of pages count from 0.
 pub const CONTROL: u16 = u16::MAX;
+/// The number of the connection of the first disk that is copied; those of the others follow.
+pub const FIRST_DISK: u16 = 0x8000;
+/// Disks that are copied, at most.
+pub const MOST_DISKS: u16 = 16;
 /// Most bytes of device state.
 pub const MOST_STATE_BYTES: u64 = 1 << 30;
 /// Bytes of device state in a frame.
@@ -66,6 +70,9 @@ pub struct Offer {
     /// Whether it may run before all of its memory has arrived.
     #[serde(default)]
     pub post_copy: bool,
+    /// Whether it does not come: it is only to be known whether it could.
+    #[serde(default)]
+    pub trial: bool,
 }
 
 /// Where the destination listens for connections of pages.

@@ -31,11 +31,20 @@ pub enum Kind {
     Barrier = 5,
     /// The side that sends it is at work.
     Beat = 6,
+    /// Bytes of a disk's connection, NBD; none: that end says no more.
+    Disk = 7,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Hello, Self::Control, Self::Pages, Self::State, Self::Barrier, Self::Beat];
+    const ALL: [Self; 7] = [
+        Self::Hello,
+        Self::Control,
+        Self::Pages,
+        Self::State,
+        Self::Barrier,
+        Self::Beat,
+        Self::Disk,
+    ];
 
     /// The most bytes that its payload may have.
     pub fn most_bytes(self) -> u32 {
@@ -44,6 +53,7 @@ impl Kind {
             Self::Barrier => 16,
             Self::Beat => 0,
             Self::Control => 4 << 20,
+            Self::Disk => 64 << 10,
             Self::Pages | Self::State => 2 << 20,
         }
     }

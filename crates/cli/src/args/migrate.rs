@@ -2,13 +2,14 @@ use super::CodecChoice;
 use clap::{Args, ValueEnum};
 use dewar_lifecycle::migrate::PostCopy;
 use dewar_units::parse_duration;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  dewar migrate web host2\n  dewar migrate web root@10.0.0.7 --max-downtime 200ms\n  \
                   dewar migrate web --via 'ip netns exec b'\n  dewar migrate web host2 --postcopy=auto\n  \
+                  dewar migrate web host2 --with-disks --disk-map web.qcow2=/srv/web.qcow2\n  \
                   dewar migrate web --resume"
 )]
 pub struct MigrateArgs {
@@ -46,6 +47,16 @@ pub struct MigrateArgs {
     /// Send pages through ssh, or what --via names, too.
     #[arg(long, conflicts_with = "address")]
     pub tunnel: bool,
+    /// Only tell whether the other host takes it, and how long it would take: some pages are sent.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Copy its disks, too: the other host gets files of its own, and those here stay as they are. They go
+    /// through ssh, or what --via names.
+    #[arg(long)]
+    pub with_disks: bool,
+    /// A disk of the guest is at the other host, or copied there, under another path.
+    #[arg(long, value_name = "HERE=THERE", value_parser = parse_pair)]
+    pub disk_map: Vec<(PathBuf, PathBuf)>,
     /// The --root at the other host.
     #[arg(long, value_name = "DIR")]
     pub remote_root: Option<PathBuf>,
@@ -83,5 +94,14 @@ impl From<PostCopyChoice> for PostCopy {
             PostCopyChoice::Auto => Self::Auto,
             PostCopyChoice::Always => Self::Always,
         }
+    }
+}
+
+/// Two paths with a '=' between them.
+fn parse_pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let (here, there) = text.split_once('=').ok_or("it is HERE=THERE, two paths")?;
+    match Path::new(there).is_absolute() && !here.is_empty() {
+        true => Ok((here.into(), there.into())),
+        false => Err("the path at the other host begins with '/'".to_owned()),
     }
 }

@@ -5,7 +5,8 @@ use crate::context::Context;
 use crate::output::milliseconds;
 use crate::progress::Progress;
 use dewar_lifecycle::migrate::{
-    self as lifecycle, Ending, MigrateOptions, Migrated, Resumed, Way, abort_here, take_back,
+    self as lifecycle, Ending, MigrateOptions, Migrated, MovingDisks, Prediction, Resumed, Way,
+    abort_here, take_back,
 };
 use dewar_lifecycle::migration::PeerCommand;
 use dewar_lifecycle::{AttachedGuest, Failure};
@@ -37,8 +38,15 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         max_downtime: args.max_downtime,
         compression: args.codec.into(),
         post_copy: args.postcopy.into(),
+        disks: MovingDisks { copy: args.with_disks, map: args.disk_map },
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };
+    if args.dry_run {
+        let found = lifecycle::predict(attached, &options, &progress)?;
+        drop(progress);
+        foretell(context, name, &other, &found);
+        return Ok(());
+    }
     let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
     drop(progress);
     report(context, name, &other, &moved);
@@ -62,6 +70,28 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
                 0 => String::new(),
                 pages => format!(", {pages} pages when it ran there already"),
             },
+        ),
+    );
+}
+
+fn foretell(context: &Context, name: &str, other: &str, found: &Prediction) {
+    let memory = ByteSize(found.memory_bytes);
+    let speed = |bytes: f64| format!("{}/s", ByteSize(bytes as u64));
+    let writes = speed(found.written_per_second);
+    let how = match found.total {
+        Some(total) => format!("in about {:.1} s, writing {writes} or more", total.as_secs_f64()),
+        None => format!("but writes {writes} or more: '--postcopy' moves it all the same"),
+    };
+    context.print(
+        json!({
+            "name": name, "to": other, "memory_bytes": found.memory_bytes,
+            "sent_bytes": found.sent_bytes, "bytes_per_second": found.bytes_per_second,
+            "written_per_second": found.written_per_second,
+            "total_ms": found.total.map(|total| total.as_secs_f64() * 1e3),
+        }),
+        &format!(
+            "{other} takes {name}: {memory} of memory, at {}, {how}",
+            speed(found.bytes_per_second)
         ),
     );
 }

@@ -16,7 +16,11 @@ pub(crate) struct Hosts {
 
 impl Hosts {
     pub(crate) fn new(spec: &GuestSpec) -> Self {
-        let a = common::lab().as_host().expect("first host");
+        Self::with(common::lab().as_host().expect("first host"), spec)
+    }
+
+    /// The same with a first host that is there.
+    pub(crate) fn with(a: Lab, spec: &GuestSpec) -> Self {
         let guest = a.run("g", spec).expect("guest");
         let b = a.second_host(&["g"]).expect("second host");
         Self { a, b, guest }
@@ -29,10 +33,15 @@ impl Hosts {
 
     /// The same over a connection of one's own.
     pub(crate) fn line_via(via: &str, to: &Lab, more: &[&str]) -> Vec<String> {
+        Self::line_of("g", via, to, more)
+    }
+
+    /// The same for a guest of any name.
+    pub(crate) fn line_of(guest: &str, via: &str, to: &Lab, more: &[&str]) -> Vec<String> {
         let root = to.root().display().to_string();
         let program = to.program().display().to_string();
         let fixed =
-            ["migrate", "g", "--via", via, "--remote-root", &root, "--remote-dewar", &program];
+            ["migrate", guest, "--via", via, "--remote-root", &root, "--remote-dewar", &program];
         fixed.iter().chain(more).map(|word| (*word).to_owned()).collect()
     }
 
@@ -144,7 +153,7 @@ impl HeldThere {
 }
 
 /// Ends the programs through which a command's connection goes.
-fn cut_link(command: i32) {
+pub(crate) fn cut_link(command: i32) {
     let links = common::children(command).into_iter().flat_map(common::children);
     let is_link = |pid: &i32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cat")

@@ -2,9 +2,10 @@
 
 use crate::common::{self, HeldCheckpoint};
 use crate::migrate::{Hosts, end, words};
-use dewar_testkit::{GuestSpec, wait_until};
+use dewar_testkit::{GuestSpec, kill, wait_until};
+use rustix::process::Signal;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A guest of which some ten thousand pages are always on their way.
 fn hosts() -> Hosts {
@@ -76,6 +77,7 @@ fn killed_while_it_lacks_memory_it_loses_none() {
         ("committed", 5, ["given away", "paused"]),
         ("let run", 5, given),
         ("runs in part", 5, given),
+        ("all has come", 5, given),
         ("running", 5, given),
     ] {
         let after = format!("killed at '{step}'");
@@ -127,7 +129,7 @@ fn a_guest_waits_for_memory_while_the_link_is_cut() {
     hosts.quiet_states("killed");
     hosts.a.dewar(&["migrate", "g", "--resume"]).done();
     wait_until("all of its memory", Duration::from_secs(30), || {
-        memory_at_b(&hosts)["complete"] == true
+        memory_at_b(&hosts)["complete"] != false
     });
     assert!(hosts.assert_on_one("cut"));
     assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
@@ -143,4 +145,52 @@ fn a_guest_that_ends_while_it_lacks_memory_is_not_kept_elsewhere() {
     let (code, _, said) = held.go_on();
     assert_eq!(code, 0, "{said}");
     assert_eq!(hosts.quiet_states("ended"), ["-", "ended"].map(str::to_owned));
+}
+
+/// All of a guest is at the other host, and nothing of it is left on the host that it leaves: it goes on.
+#[test]
+fn a_guest_goes_on_where_all_of_it_is() {
+    let mut hosts = hosts();
+    let ran = hosts.killed_at("given", &[]);
+    assert_eq!(ran.code, -1, "{}", ran.stderr);
+    assert_eq!(hosts.quiet_states("given"), ["given away", "arriving"].map(str::to_owned));
+    end(Hosts::qemu_of(&hosts.a));
+    for file in hosts.a.ram_files("g") {
+        std::fs::remove_file(file).expect("remove");
+    }
+    hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+    assert!(hosts.assert_on_one("all of it"));
+}
+
+/// Memory that is gone is said to be, and what is left of the guest can be given up.
+#[test]
+fn a_guest_whose_memory_is_lost_is_given_up() {
+    let hosts = hosts();
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line(&hosts, 200)), "serving");
+    end(held.pid);
+    hosts.quiet_states("killed");
+    // The source's QEMU lives, and its user gives it up.
+    hosts.a.dewar(&["rm", "g", "--force"]).done();
+    assert_eq!(hosts.quiet_states("given up")[0], "-");
+    assert!(hosts.a.ram_files("g").is_empty());
+    hosts.b.dewar(&["stop", "g", "--now"]).done();
+    hosts.b.dewar(&["rm", "g", "--force"]).done();
+    assert_eq!(hosts.states(), ["-", "-"].map(str::to_owned));
+    assert_eq!(common::qemus(&hosts.a), Vec::<i32>::new());
+}
+
+/// The connection stands still without an end: it is given up, and another one goes on.
+#[test]
+fn a_link_that_stands_still_is_not_waited_for() {
+    let mut hosts = hosts();
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line(&hosts, 200)), "serving");
+    let link = common::children(held.pid)[0];
+    kill(link, Signal::STOP);
+    let began = Instant::now();
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 5, "{said}");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    hosts.quiet_states("stands still");
+    hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+    assert!(hosts.assert_on_one("another link"));
 }

@@ -223,6 +223,33 @@ pub fn without_ram_paths(
 }
 
 /// Puts another file, a qcow2 one, in the place of a disk's.
+/// A command line whose disks are other files: each pair has a disk's file and the one in its place. Names
+/// are relative to `folder`.
+///
+/// # Errors
+/// Where the line does not have such a disk, or cannot be changed there.
+pub fn with_other_disks(
+    line: &[String],
+    folder: &std::path::Path,
+    pairs: &[(std::path::PathBuf, std::path::PathBuf)],
+) -> Result<Vec<String>, Unsupported> {
+    let mut line = line.to_vec();
+    for (from, to) in pairs {
+        let real = std::fs::canonicalize(folder.join(from)).ok();
+        let is_it = |place: &&DiskPlace| {
+            let file = file_of(&place.path);
+            real.is_some()
+                && file.and_then(|it| std::fs::canonicalize(folder.join(it)).ok()) == real
+        };
+        let places = disk_places(&line)?;
+        let place = places.iter().find(is_it).ok_or_else(|| {
+            Unsupported(format!("{}: no disk of its command line is that file", from.display()))
+        })?;
+        replace_disk(&mut line, place, &to.display().to_string())?;
+    }
+    Ok(line)
+}
+
 pub(crate) fn replace_disk(
     line: &mut [String],
     place: &DiskPlace,

@@ -1,5 +1,6 @@
 //! Why a guest could not be handed over.
 
+use crate::disks::DiskError;
 use crate::launch::LaunchError;
 use crate::qmp::QmpError;
 use crate::rollback::RollbackError;
@@ -51,6 +52,9 @@ pub enum HandoverError {
     /// The guest.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// A disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// A QEMU.
     #[error(transparent)]
     Qmp(#[from] QmpError),

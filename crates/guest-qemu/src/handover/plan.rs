@@ -8,6 +8,7 @@ use crate::cmdline::{
     RunPlan, TakeoverPlan, Unsupported, arguments, plan_run, take_over, without_ram_paths,
 };
 use crate::discover::maps_file;
+use crate::disks::mirror::is_mirror;
 use crate::guest::QemuGuest;
 use crate::machine::command_line::current_line;
 use crate::machine::disks::stale_disk;
@@ -141,7 +142,8 @@ pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), Hand
     let (jobs, exports) = (ask("query-block-jobs")?, ask("query-block-exports")?);
     let status = ask("query-status")?;
     let migrating = crate::state::is_migrating(&mut guest.qmp)?;
-    let first = |list: &Value| list.as_array().and_then(|all| all.first()).cloned();
+    let of_others = |job: &&Value| !is_mirror(job);
+    let first = |list: &Value| list.as_array().and_then(|all| all.iter().find(of_others)).cloned();
     let why = if migrating {
         "a migration of it is under way".to_owned()
     } else if let Some(job) = first(&jobs) {

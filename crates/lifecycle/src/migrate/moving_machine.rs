@@ -2,12 +2,16 @@
 
 use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
-use dewar_guest_qemu::QemuGuest;
+use dewar_guest_qemu::cmdline::with_other_disks;
+use dewar_guest_qemu::{Disk, QemuGuest};
 use dewar_memory::{Ram, RamRegion};
 use dewar_registry::{Forward, GuestFolder, GuestRecord, KeptDisk};
-use dewar_units::PAGE_BYTES;
-use dewar_wire::control::Region;
+use dewar_units::{ByteSize, PAGE_BYTES};
+use dewar_wire::control::{MOST_DISKS, Region};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What the destination is told of a guest's QEMU.
@@ -25,8 +29,33 @@ pub(super) struct MovingMachine {
     pub version: String,
     /// Its writable disks.
     pub disks: Vec<PathBuf>,
-    /// Those that are files, as the source has them.
+    /// Those that are files, as the source has them; none of those that are copied.
     pub files: Vec<KeptDisk>,
+    /// Those that are copied, in the order of their connections.
+    #[serde(default)]
+    pub copied: Vec<CopiedDisk>,
+}
+
+/// A disk of which the other host gets a copy.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct CopiedDisk {
+    /// Its file there, which must not exist.
+    pub path: PathBuf,
+    /// Its format: what it stands on here is part of the copy there.
+    pub format: String,
+    /// The size that the guest sees.
+    pub bytes: u64,
+    /// How many bytes it takes on this host, without what it stands on.
+    pub allocated: u64,
+}
+
+/// Which disks go along, and where they are at the other host.
+#[derive(Debug, Clone, Default)]
+pub struct MovingDisks {
+    /// Whether the other host gets copies.
+    pub copy: bool,
+    /// Files here, and those in their place there.
+    pub map: Vec<(PathBuf, PathBuf)>,
 }
 
 /// What the destination is told when the guest stands still.
@@ -38,19 +67,46 @@ pub(super) struct MovingState {
 
 impl MovingMachine {
     /// That of a guest that is as `checked` says.
-    pub fn of(guest: &QemuGuest, checked: &GuestRecord) -> Self {
+    ///
+    /// # Errors
+    /// Where a disk cannot go along as `moving` says.
+    pub fn of(
+        guest: &QemuGuest,
+        checked: &GuestRecord,
+        moving: &MovingDisks,
+    ) -> Result<Self, Failure> {
         let found = guest.found();
-        let disks = found.disks.iter().map(|disk| checked.folder.join(&disk.file));
-        let disks: Vec<PathBuf> = disks.collect();
-        Self {
-            files: disks.iter().filter_map(|path| KeptDisk::of(path)).collect(),
+        let unfit = |why: String| Failure::new(Code::Unsupported, why);
+        let arguments = with_other_disks(&checked.arguments, &checked.folder, &moving.map)
+            .map_err(|why| unfit(why.to_string()))?;
+        let here = |disk: &Disk| checked.folder.join(&disk.file);
+        let real = |path: &Path| fs::canonicalize(checked.folder.join(path)).ok();
+        let there = |disk: &Disk| {
+            let path = here(disk);
+            let is_it = |(from, _): &&(PathBuf, PathBuf)| real(from) == real(&path);
+            moving.map.iter().find(is_it).map_or(path, |(_, to)| to.clone())
+        };
+        let copied = |disk: &Disk| CopiedDisk {
+            path: there(disk),
+            format: disk.format.clone(),
+            bytes: disk.info.virtual_bytes,
+            allocated: fs::metadata(here(disk)).map_or(0, |data| data.blocks() * 512),
+        };
+        let shared = |disk: &Disk| KeptDisk::of(&here(disk)).map(|it| it.known_as(there(disk)));
+        let disks = &found.disks;
+        if moving.copy && disks.len() > usize::from(MOST_DISKS) {
+            return Err(unfit(format!("{} disks are too many to be copied", disks.len())));
+        }
+        Ok(Self {
+            files: disks.iter().filter(|_| !moving.copy).filter_map(shared).collect(),
+            copied: disks.iter().filter(|_| moving.copy).map(copied).collect(),
+            disks: disks.iter().map(there).collect(),
             program: checked.program.clone(),
-            arguments: checked.arguments.clone(),
+            arguments,
             folder: checked.folder.clone(),
             machine: found.machine.clone(),
             version: found.version.clone(),
-            disks,
-        }
+        })
     }
 
     /// That its disks are not ours to remove with the guest.
@@ -63,7 +119,7 @@ impl MovingMachine {
             guest: folder.name().to_owned(),
             reasons: vec![format!(
                 "its disk {} lies in its folder on this host, where a restore put it: the other \
-                 host has none of it",
+                 host has none of it ('--with-disks' with a '--disk-map' copies it)",
                 disk.display()
             )],
         };
@@ -86,8 +142,11 @@ impl MovingMachine {
         if !self.folder.is_dir() {
             return Err(missing("the folder that its QEMU runs in", &self.folder));
         }
-        let advice = "let both hosts reach it by this path, on shared storage";
-        if let Some(disk) = self.disks.iter().find(|disk| !disk.exists()) {
+        self.require_room()?;
+        let advice = "let both hosts reach it by this path, on shared storage, or copy it with \
+                      '--with-disks'";
+        let is_missing = |disk: &&PathBuf| self.copied.is_empty() && !disk.exists();
+        if let Some(disk) = self.disks.iter().find(is_missing) {
             return Err(missing("its disk", disk).advice(advice));
         }
         match self.files.iter().find(|disk| !disk.is_same_file()) {
@@ -98,6 +157,34 @@ impl MovingMachine {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl MovingMachine {
+    /// That the copies can be made, and that there is room for them.
+    fn require_room(&self) -> Result<(), Failure> {
+        let refused = |what: String| Failure::new(Code::Unsupported, what);
+        let mut needed: HashMap<PathBuf, u64> = HashMap::new();
+        for disk in &self.copied {
+            let path = disk.path.display();
+            if disk.path.symlink_metadata().is_ok() {
+                return Err(refused(format!("the copy of its disk, {path}, is there already"))
+                    .advice("remove it, or name another file with '--disk-map'"));
+            }
+            let parent = disk.path.parent().unwrap_or(Path::new("/"));
+            if !parent.is_dir() {
+                return Err(missing("the folder of its disk", parent));
+            }
+            *needed.entry(parent.to_owned()).or_default() += disk.allocated;
+        }
+        for (folder, bytes) in needed {
+            let free = rustix::fs::statvfs(&folder).map(|it| it.f_bavail * it.f_frsize);
+            if free.is_ok_and(|free| free < bytes) {
+                let what = format!("{} has no room for its disks: they take", folder.display());
+                return Err(refused(format!("{what} {}", ByteSize(bytes))));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct Offered<'o> {
     pub identity: Identity,
     /// Whether it may run there before all of its memory has arrived.
     pub post_copy: bool,
+    /// Whether it only is to be known whether it may come.
+    pub trial: bool,
 }
 
 /// A connection of pages.
@@ -63,6 +65,7 @@ impl Offered<'_> {
             connections: cores().clamp(1, MOST_CONNECTIONS) as u16,
             certificate: is_direct.then(|| self.identity.certificate()),
             post_copy: self.post_copy,
+            trial: self.trial,
         })))?;
         match self.control.message()? {
             ToSource::Accepted { listening } => Ok(listening.filter(|_| is_direct)),

@@ -24,6 +24,7 @@ use dewar_wire::control::{ToDestination, ToSource};
 use dewar_wire::frame::Side;
 use dewar_wire::ownership::DestinationEvent;
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ pub(super) struct OwedService {
     owed: Arc<OwedMemory>,
     /// That the guest's process has ended, or why nobody hears of its touches any more.
     ended: Arc<OnceLock<Result<(), String>>>,
+    /// That touches wait no more.
+    finished: Arc<AtomicBool>,
     receiver: Arc<PageReceiver>,
     noted: Instant,
 }
@@ -102,17 +105,18 @@ impl OwedService {
     ) -> Result<Self, Failure> {
         let ended = Arc::new(OnceLock::new());
         let receiver = Arc::clone(receiver);
-        let service = Self { owed, ended, receiver, noted: Instant::now() };
-        service.note(folder, false);
+        let finished = Arc::new(AtomicBool::new(false));
+        let service = Self { owed, ended, finished, receiver, noted: Instant::now() };
+        service.note(folder);
         let taker = Arc::clone(&service.owed);
         control.take_pages(move |payload| taker.take(payload));
         let missing = service.owed.missing().to_bytes();
         control.send(&ToSource::Lacks { bytes: missing.len() as u64 })?;
         control.send_state(&missing)?;
         let (asker, owed) = (Arc::clone(control), Arc::clone(&service.owed));
-        let ended = Arc::clone(&service.ended);
+        let (ended, finished) = (Arc::clone(&service.ended), Arc::clone(&service.finished));
         std::thread::spawn(move || {
-            if let Some(end) = ask_for_touched(&asker, &owed).transpose() {
+            if let Some(end) = ask_for_touched(&asker, &owed, &finished).transpose() {
                 let _ = ended.set(end.map_err(|error| error.to_string()));
             }
         });
@@ -130,27 +134,42 @@ impl OwedService {
         failure.map_or(Ok(false), |why| Err(MigrateError::NoMore(why)))
     }
 
-    /// Ends it.
-    fn finish(&self, folder: &GuestFolder) -> Result<(), MigrateError> {
+    /// Whether it cannot go on.
+    pub fn has_failed(&self) -> bool {
+        self.is_over().is_err()
+    }
+
+    /// Ends it. In this order: what is on disk says that touches wait until they do not.
+    fn finish(&self, side: &mut DestinationSide<'_>) -> Result<(), Failure> {
+        (side.reached)("all has come");
         if self.owed.left() == 0 {
             self.owed.finish()?;
         }
-        self.note(folder, true);
-        owed_pages::forget(folder);
+        self.finished.store(true, Ordering::Relaxed);
+        side.set_server(None)?;
+        owed_pages::forget(side.folder);
         Ok(())
     }
 
-    fn note(&self, folder: &GuestFolder, complete: bool) {
-        let (of, left) = (self.owed.of(), self.owed.left());
+    /// Notes how far it is. The set only gets smaller: a page that came and that the guest gave back is not
+    /// asked for again.
+    fn note(&self, folder: &GuestFolder) {
+        let missing = self.owed.missing();
+        let (of, left) = (self.owed.of(), missing.count());
         let arrived = of - left;
-        ServerState { arrived, of, complete, ..ServerState::default() }.save(folder);
+        ServerState { arrived, of, ..ServerState::default() }.save(folder);
+        let _ = owed_pages::note(folder, &missing);
     }
 }
 
-/// Asks for each page that the guest touches, until none is missing, or the connection is lost, or the
-/// guest's process has ended, which it says.
-fn ask_for_touched(control: &ToTheSource, owed: &OwedMemory) -> Result<Option<()>, MigrateError> {
-    while owed.left() > 0 && !control.is_lost() {
+/// Asks for each page that the guest touches, and fills those that were never written, until touches wait no
+/// more, or the connection is lost, or the guest's process has ended, which it says.
+fn ask_for_touched(
+    control: &ToTheSource,
+    owed: &OwedMemory,
+    finished: &AtomicBool,
+) -> Result<Option<()>, MigrateError> {
+    while !finished.load(Ordering::Relaxed) && !control.is_lost() {
         let Some(pages) = owed.wanted(TICK_MS)? else { return Ok(Some(())) };
         if !pages.is_empty() {
             let pages = pages.iter().map(|page| page.0).collect();
@@ -168,19 +187,29 @@ pub(super) fn hear(
     service: &mut Option<OwedService>,
 ) -> Result<Heard<ToDestination>, Failure> {
     while let Some(serving) = service {
+        let heard = match serving.is_over()? {
+            true => Ok(None),
+            false => control.hear_within(LOOK),
+        };
+        // What came last may have come with the end of the connection.
         if serving.is_over()? {
-            serving.finish(side.folder)?;
+            serving.finish(side)?;
             *service = None;
             side.on(DestinationEvent::Complete)?;
-            break;
-        }
-        if serving.noted.elapsed() > NOTE {
-            serving.note(side.folder, false);
+        } else if serving.noted.elapsed() > NOTE {
+            serving.note(side.folder);
             serving.noted = Instant::now();
         }
-        if let Some(heard) = control.hear_within(LOOK)? {
+        if let Some(heard) = heard.inspect_err(|_| note_at_the_end(side, service))? {
             return Ok(heard);
         }
     }
     Ok(control.hear()?)
+}
+
+/// Notes how far it is where the connection has ended.
+fn note_at_the_end(side: &DestinationSide<'_>, service: &Option<OwedService>) {
+    if let Some(serving) = service {
+        serving.note(side.folder);
+    }
 }

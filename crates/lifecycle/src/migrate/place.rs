@@ -1,10 +1,12 @@
 //! The place for a guest that is to come: everything that can be found wrong is found before the source
 //! touches the guest.
 
+use super::disks::export;
 use super::moving_machine::MovingMachine;
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::{NextGuest, clear_predecessor};
+use crate::migration::made_disks;
 use crate::ram_dir::ram_dir;
 use crate::recovery::migration::refuse_earlier;
 use crate::recovery::recover;
@@ -14,11 +16,11 @@ use dewar_guest_qemu::cmdline::PlannedRegion;
 use dewar_guest_qemu::freeze::start;
 use dewar_guest_qemu::launch::{kill, make_ram_files, remove_files};
 use dewar_memory::NewRam;
-use dewar_migrate::NewMemory;
+use dewar_migrate::{NewMemory, OwedMemory};
 use dewar_registry::{
     Frozen, GuestFolder, GuestLock, GuestRecord, Kept, Phase, ProcessId, RamFile, RegistryError,
 };
-use dewar_units::PAGE_BYTES;
+use dewar_units::{PAGE_BYTES, PageSet};
 use dewar_wire::control::Offer;
 use std::fs::File;
 use std::path::Path;
@@ -29,6 +31,8 @@ pub(super) struct Place {
     pub folder: GuestFolder,
     pub incoming: Incoming,
     pub memory: Arc<NewMemory>,
+    /// How many of its disks are copied.
+    pub copied: usize,
     pub lock: GuestLock,
 }
 
@@ -70,24 +74,45 @@ impl Place {
             }),
             ..record
         };
+        let files =
+            machine.copied.iter().map(|it| (it.path.as_path(), it.format.as_str(), it.bytes));
+        made_disks::make(&folder, files).inspect_err(|_| undo(&folder, &record))?;
         reporter.stage("starting QEMU");
         let started = start_on(&folder, &record, &machine.machine).and_then(|mut started| {
             if offer.post_copy {
                 // That its memory can be served is known before the source begins.
-                let possible = started.0.uffd_origin();
-                started.0.close_uffd_device();
+                let possible = try_to_serve(&mut started.0);
                 possible.inspect_err(|_| {
+                    kill(&started.0.record().process);
+                })?;
+            }
+            if !machine.copied.is_empty() {
+                let exported = export(&folder, started.0.qmp(), &machine.copied);
+                exported.inspect_err(|_| {
                     kill(&started.0.record().process);
                 })?;
             }
             Ok(started)
         });
-        let (incoming, memory) = started.inspect_err(|_| {
-            remove_files(&record.owned_ram);
-            let _ = folder.remove_all();
-        })?;
-        Ok(Self { folder, incoming, memory, lock })
+        let (incoming, memory) = started.inspect_err(|_| undo(&folder, &record))?;
+        Ok(Self { folder, incoming, memory, copied: machine.copied.len(), lock })
     }
+}
+
+/// That touches of a guest's memory can be answered.
+fn try_to_serve(incoming: &mut Incoming) -> Result<(), Failure> {
+    let (process, ram, origin) = incoming.memory()?;
+    let none = PageSet::new(ram.pages());
+    let served = OwedMemory::attach(none, &process, &ram, origin).and_then(|it| it.finish());
+    incoming.close_uffd_device();
+    Ok(served?)
+}
+
+/// Nothing is left of a place that could not be made.
+fn undo(folder: &GuestFolder, record: &GuestRecord) {
+    made_disks::remove(folder);
+    remove_files(&record.owned_ram);
+    let _ = folder.remove_all();
 }
 
 /// The lock of a name that no guest has, nor had.

@@ -1,5 +1,6 @@
 //! `receive`: the destination's part, over its standard input and output.
 
+use super::disks::connect;
 use super::moving_machine::MovingState;
 use super::owed::{OwedService, hear};
 use super::place::Place;
@@ -7,13 +8,14 @@ use super::resume::answer;
 use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;
 use crate::host::Host;
-use crate::migration::{DestinationSide, ToTheSource};
+use crate::migration::{DestinationSide, ToTheSource, shards};
 use crate::migration::{MigrationRecord, SideRecord};
 use crate::reporter::Reporter;
+use dewar_guest_qemu::end_exports;
 use dewar_guest_qemu::launch::kill;
 use dewar_migrate::{
     Control, DirectListener, FrameReader, Heard, Identity, MigrateError, NewMemory, PageReceiver,
-    TunnelWriter, take_apart,
+    TunnelReader, TunnelWriter, take_apart,
 };
 use dewar_registry::{GuestFolder, Migrations, ProcessId};
 use dewar_units::PageSet;
@@ -44,17 +46,27 @@ pub fn receive(
     to: impl Write + Send + 'static,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
-    let [control, pages] = take_apart(from, &[CONTROL, 0])
-        .try_into()
-        .map_err(|_| Failure::new(Code::Failed, "no connection"))?;
-    let control = Control::accept(control, TunnelWriter::new(to))?;
+    let mut disks = take_apart(from, &shards(&[CONTROL, 0]));
+    let (control, pages) = (disks.remove(0), disks.remove(0));
+    let tunnel = TunnelWriter::new(to);
+    let control = Control::accept(control, tunnel.another())?;
     let control = Arc::new(control);
     match control.message()? {
-        ToDestination::Offer(offer) => arrive(host, &control, &offer, pages, reporter),
+        ToDestination::Offer(offer) => {
+            arrive(host, &control, &offer, Tunnel { pages, disks, back: tunnel }, reporter)
+        }
         ToDestination::Resume { guest } => answer(host, &control, pages, &guest, false, reporter),
         ToDestination::GiveUp { guest } => answer(host, &control, pages, &guest, true, reporter),
         _ => Err(MigrateError::Unexpected(CONTROL).into()),
     }
+}
+
+/// What there is in the tunnel beside messages.
+struct Tunnel<W> {
+    pages: TunnelReader,
+    disks: Vec<TunnelReader>,
+    /// The way back.
+    back: TunnelWriter<W>,
 }
 
 /// A guest comes.
@@ -62,7 +74,7 @@ fn arrive(
     host: &Host,
     control: &Arc<ToTheSource>,
     offer: &Offer,
-    pages: impl Read + Send + 'static,
+    tunnel: Tunnel<impl Write + Send + 'static>,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
     let session = control.session();
@@ -73,7 +85,7 @@ fn arrive(
             return Err(failure.state("nothing is left of it here"));
         }
     };
-    let Place { folder, incoming, memory, lock: _lock } = place;
+    let Place { folder, incoming, memory, copied, lock: _lock } = place;
     let mut side = DestinationSide {
         machine: Destination::new(),
         session,
@@ -92,13 +104,17 @@ fn arrive(
         reached: &|step| reporter.reached(step),
     };
     Migrations::new(folder.root()).make()?;
-    let receiver = match begin(control, offer, pages, &memory) {
+    let connected = connect(&folder, copied, tunnel.disks, &tunnel.back, session);
+    let begun = connected.and_then(|()| begin(control, offer, tunnel.pages, &memory));
+    let receiver = match begun {
         Ok(receiver) => Arc::new(receiver),
         Err(failure) => return give_up(&mut side, control, failure),
     };
     reporter.stage("receiving memory");
     acknowledge(control, &receiver);
-    take_part(&mut side, control, &receiver, &memory, reporter)
+    let coming =
+        Coming { control, receiver: &receiver, memory: &memory, copied, trial: offer.trial };
+    take_part(&mut side, &coming, reporter)
 }
 
 /// Accepts the guest, and begins to receive its pages on connections of their own, or in the tunnel.
@@ -160,22 +176,21 @@ fn acknowledge(control: &Arc<ToTheSource>, receiver: &Arc<PageReceiver>) {
 /// Hears the source to the end.
 fn take_part(
     side: &mut DestinationSide<'_>,
-    control: &Arc<ToTheSource>,
-    receiver: &Arc<PageReceiver>,
-    memory: &NewMemory,
+    coming: &Coming<'_>,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
-    let mut coming: Option<(Stopped, Vec<u8>)> = None;
+    let Coming { control, memory, .. } = coming;
+    let mut stands: Option<(Stopped, Vec<u8>)> = None;
     let mut service = None;
     loop {
         let event = match hear(side, control, &mut service) {
             Ok(Heard::Message(ToDestination::Stopped(stopped))) => {
                 reporter.stage("loading the devices");
-                coming = Some((*stopped, Vec::new()));
+                stands = Some((*stopped, Vec::new()));
                 continue;
             }
             Ok(Heard::State(bytes)) => {
-                let Some((stopped, state)) = &mut coming else {
+                let Some((stopped, state)) = &mut stands else {
                     return give_up(side, control, MigrateError::Unexpected(CONTROL).into());
                 };
                 state.extend_from_slice(&bytes);
@@ -183,9 +198,7 @@ fn take_part(
                 if (state.len() as u64) < (stopped.state_bytes + stopped.owed_bytes).min(most) {
                     continue;
                 }
-                let mut coming = Coming { side, control, receiver, memory, stopped };
-                let loaded = coming.load(std::mem::take(state));
-                match loaded {
+                match coming.load(side, stopped, std::mem::take(state)) {
                     Ok(None) => DestinationEvent::Loaded,
                     Ok(serving) => {
                         service = serving;
@@ -202,6 +215,9 @@ fn take_part(
                     FromSource::Abort => {
                         // What was refused for it need not be remembered: the source will not ask.
                         side.on(DestinationEvent::Heard(word))?;
+                        if coming.trial {
+                            return Ok(());
+                        }
                         let what = format!("'{}' stays where it was", side.folder.name());
                         return Err(Failure::new(Code::Failed, what));
                     }
@@ -237,20 +253,28 @@ fn give_up(
     Err(failure.state("nothing is left of it here"))
 }
 
-/// A guest that stands still at the source, and whose device state has come.
-struct Coming<'c, 's> {
-    side: &'c mut DestinationSide<'s>,
+/// Where a guest comes from, and what it comes into.
+struct Coming<'c> {
     control: &'c Arc<ToTheSource>,
     receiver: &'c Arc<PageReceiver>,
     memory: &'c NewMemory,
-    stopped: &'c Stopped,
+    /// How many of its disks are copied.
+    copied: usize,
+    /// Whether it only is to be known whether it could come.
+    trial: bool,
 }
 
-impl Coming<'_, '_> {
-    /// Loads it: what was sent of its memory must be there, and its record says how it is to go on.
-    /// What serves the rest of its memory, if the source still has some, is returned.
-    fn load(&mut self, mut state: Vec<u8>) -> Result<Option<OwedService>, Failure> {
-        let Self { side, control, receiver, memory, stopped } = self;
+impl Coming<'_> {
+    /// Loads a guest that stands still at the source: what was sent of its memory must be there, and its
+    /// record says how it is to go on. What serves the rest of its memory, if the source still has some, is
+    /// returned.
+    fn load(
+        &self,
+        side: &mut DestinationSide<'_>,
+        stopped: &Stopped,
+        mut state: Vec<u8>,
+    ) -> Result<Option<OwedService>, Failure> {
+        let Self { control, receiver, memory, copied, .. } = self;
         let folder: &GuestFolder = side.folder;
         let lost = || Failure::new(Code::Failed, "its memory has not all arrived");
         let Some(incoming) = &mut side.incoming else { return Err(lost()) };
@@ -268,6 +292,11 @@ impl Coming<'_, '_> {
             frozen.forwards = Some(moving.forwards.unwrap_or_default());
         }
         incoming.save()?;
+        if *copied > 0 {
+            // All of them have come: the source's QEMU has flushed them, and ended its connections.
+            end_exports(incoming.qmp())
+                .map_err(|error| Failure::new(Code::Failed, format!("its disks: {error}")))?;
+        }
         loop {
             match receiver.wait_within(stopped.epoch, LOOK) {
                 Some(true) => break,
@@ -287,7 +316,7 @@ impl Coming<'_, '_> {
             }
         };
         let process = incoming.record().process;
-        let loaded = while_connected(control, &process, service.is_some(), || {
+        let loaded = while_served(control, &process, service.as_ref(), || {
             // The host that it leaves lets a guest that stood still stand, and needs no disks for that. Here
             // they would stay inactive until it is let run, and QEMU could not save it before.
             match stopped.was_running {
@@ -300,22 +329,20 @@ impl Coming<'_, '_> {
     }
 }
 
-/// Does something with a guest's QEMU that may wait for a page of the source (if `waits`): where the
-/// connection is lost that page never comes, and QEMU, which has not run the guest, is ended.
-fn while_connected<T>(
+/// Does something with a guest's QEMU that may wait for a page of the source, if that serves it: where the
+/// page never comes QEMU, which has not run the guest, is ended.
+fn while_served<T>(
     control: &ToTheSource,
     process: &ProcessId,
-    waits: bool,
+    service: Option<&OwedService>,
     work: impl FnOnce() -> T,
 ) -> T {
-    if !waits {
-        return work();
-    }
+    let Some(service) = service else { return work() };
     std::thread::scope(|scope| {
         let (working, done) = channel::<()>();
         scope.spawn(move || {
             while done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                if control.is_lost() {
+                if control.is_lost() || service.has_failed() {
                     kill(process);
                 }
             }

@@ -8,7 +8,7 @@ use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
 use crate::migration::owed_pages::{is_partial, ram_of_files};
-use crate::migration::{ByRecord, SourceSide};
+use crate::migration::{ByRecord, Peer, SourceSide};
 use crate::migration::{DestinationSide, ToTheSource};
 use crate::migration::{MigrationRecord, is_elsewhere, migration_of};
 use crate::recovery::migration::{arriving, is_given, recover_lost, refuse};
@@ -17,6 +17,7 @@ use dewar_codec::Compression;
 use dewar_guest_qemu::Qmp;
 use dewar_migrate::{FrameWriter, Heard, MigrateError, PageSender};
 use dewar_registry::{Migrations, Phase};
+use dewar_units::PAGE_BYTES;
 use dewar_wire::control::{CONTROL, ToDestination, ToSource};
 use dewar_wire::frame::Side;
 use dewar_wire::ownership::{
@@ -73,7 +74,7 @@ pub fn resume(
         return Err(stays(Failure::new(Code::Failed, "it is not known how to reach it")));
     };
     reporter.stage("asking the other host");
-    let (control, pages, _process) = peer.connect(session).map_err(stays)?.split();
+    let Peer { process, control, pages, .. } = peer.connect(session).map_err(stays)?;
     let guest = name.to_owned();
     let question = match ending {
         Ending::Forward => ToDestination::Resume { guest },
@@ -81,7 +82,8 @@ pub fn resume(
     };
     control.send(&question).map_err(|error| stays(error.into()))?;
     // The other host may lack some of its memory; its process may have ended.
-    let ram = ram_of_files(&record).map_err(stays)?;
+    let ram = ram_of_files(&record);
+    let pages_in_all = record.ram.iter().map(|file| file.bytes / PAGE_BYTES as u64).sum();
     let tunnel = vec![FrameWriter::new(pages, session, 0, Side::Source)];
     let sender = PageSender::start(tunnel, Compression::Auto, LEVEL);
     let (machine, _) = Source::recover(given_as(&on_disk));
@@ -100,7 +102,14 @@ pub fn resume(
     if ending == Ending::Forward {
         side.on(SourceEvent::LinkBack, &mut hands)?;
     }
-    let serving = Serving { control: &control, ram: &ram, sender: &sender, reporter };
+    let serving = Serving {
+        control: &control,
+        ram: ram.as_ref().map_err(Failure::whole),
+        pages: pages_in_all,
+        process: &process,
+        sender: &sender,
+        reporter,
+    };
     let decided = serving.until_decided(&mut side, &mut hands, &mut |_, _| Ok(()));
     let known = side.machine.record();
     decided.map_err(|failure| still_given(failure, name, &other, known))?;
@@ -265,7 +274,7 @@ pub(super) fn answer(
     let mut service = None;
     let (mut side, now) = match ours {
         Some(record) => {
-            if is_partial(&folder, &record)? && known != Some(DestinationRecord::Refused) {
+            if is_partial(&folder, &record) && known != Some(DestinationRecord::Refused) {
                 // Before its QEMU is asked for anything: it may wait for a page.
                 service = Some(OwedService::take_over(control, &folder, &record, pages)?);
             }

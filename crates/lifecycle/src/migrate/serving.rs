@@ -1,8 +1,8 @@
 //! The source's ear: what the destination says until it is known on which side the guest is, and the pages
 //! that it asks for in a post-copy.
 
-use crate::failure::Failure;
-use crate::migration::{Hands, SourceSide, ToTheDestination};
+use crate::failure::{Code, Failure};
+use crate::migration::{Hands, Running, SourceSide, ToTheDestination};
 use crate::reporter::Reporter;
 use dewar_capture::cores;
 use dewar_memory::Ram;
@@ -10,6 +10,7 @@ use dewar_migrate::{Heard, MigrateError, PageSender, Postcopy};
 use dewar_units::PageSet;
 use dewar_wire::control::{CONTROL, ToSource};
 use dewar_wire::ownership::{FromDestination, SourceEvent, SourceRecord};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +22,13 @@ const AT_ONCE: usize = 64;
 /// What the other host may still need of a guest that was given to it.
 pub(super) struct Serving<'s> {
     pub control: &'s ToTheDestination,
-    pub ram: &'s Ram,
+    /// Its memory; or why that is gone, which matters only where some of it is lacking.
+    pub ram: Result<&'s Ram, String>,
+    /// How many pages it has.
+    pub pages: u64,
+    /// The command that leads to the other host: ended where that says nothing any more, so that nobody
+    /// waits for it.
+    pub process: &'s Running,
     pub sender: &'s PageSender,
     pub reporter: &'s dyn Reporter,
 }
@@ -40,10 +47,24 @@ impl Serving<'_> {
     ) -> Result<u64, Failure> {
         let rest = OnceLock::new();
         let failure = Mutex::new(None);
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let begin = |lacks: PageSet| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::thread::sleep(LOOK);
+                    if self.control.is_lost() {
+                        return self.process.kill();
+                    }
+                }
+            });
+            let begin = |lacks: PageSet| -> Result<(), Failure> {
+                let ram = match &self.ram {
+                    Ok(ram) => *ram,
+                    Err(_) if lacks.is_empty() => return Ok(()),
+                    Err(why) => return Err(Failure::new(Code::Failed, why.clone())),
+                };
                 let rest: &Postcopy<'_> =
-                    rest.get_or_init(|| Postcopy::new(self.ram, self.sender, lacks));
+                    rest.get_or_init(|| Postcopy::new(ram, self.sender, lacks));
                 for _ in 0..cores() {
                     scope.spawn(|| {
                         let sent = rest.send_rest();
@@ -51,12 +72,14 @@ impl Serving<'_> {
                         *noted = noted.take().or(sent.err());
                     });
                 }
+                Ok(())
             };
             let failed = || failure.lock().unwrap_or_else(PoisonError::into_inner).take();
             let heard = self.hear(side, hands, on_word, &rest, &begin, &failed);
             if let Some(rest) = rest.get() {
                 rest.stop();
             }
+            is_over.store(true, Ordering::Relaxed);
             heard
         })?;
         Ok(rest.get().map_or(0, Postcopy::sent))
@@ -68,13 +91,13 @@ impl Serving<'_> {
         hands: &mut dyn Hands,
         on_word: &mut OnWord<'_>,
         rest: &OnceLock<Postcopy<'p>>,
-        begin: &dyn Fn(PageSet),
+        begin: &dyn Fn(PageSet) -> Result<(), Failure>,
         failed: &dyn Fn() -> Option<MigrateError>,
     ) -> Result<(), Failure> {
         let unexpected = || Failure::from(MigrateError::Unexpected(CONTROL));
         let (mut lacks, mut lacks_bytes) = (Vec::new(), 0);
         let (mut why, mut is_shown) = (None, false);
-        let all = self.ram.pages();
+        let all = self.pages;
         while !side.machine.is_decided() {
             if let Some(error) = failed() {
                 return Err(error.into());
@@ -92,7 +115,7 @@ impl Serving<'_> {
                 Some(Heard::State(bytes)) if rest.get().is_none() => {
                     lacks.extend_from_slice(&bytes);
                     if lacks.len() as u64 >= lacks_bytes {
-                        begin(PageSet::from_bytes(&lacks, all).ok_or_else(unexpected)?);
+                        begin(PageSet::from_bytes(&lacks, all).ok_or_else(unexpected)?)?;
                     }
                 }
                 Some(Heard::Message(ToSource::Lacks { bytes })) if bytes == all.div_ceil(8) => {
@@ -106,6 +129,12 @@ impl Serving<'_> {
                             self.control.send_pages(&payload)?;
                         }
                     }
+                }
+                Some(Heard::Message(ToSource::Ownership(FromDestination::Refused)))
+                    if is_serving =>
+                {
+                    let what = "the other host knows nothing of the guest any more";
+                    return Err(Failure::new(Code::Failed, what));
                 }
                 Some(Heard::Message(ToSource::Ownership(word))) => {
                     on_word(word, hands)?;
@@ -125,5 +154,20 @@ impl Serving<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits until the other side has all pages of an epoch.
+pub(super) fn wait_for_epoch(control: &ToTheDestination, wanted: u32) -> Result<(), MigrateError> {
+    loop {
+        match control.message()? {
+            ToSource::Arrived { epoch } if epoch == wanted => return Ok(()),
+            ToSource::Arrived { epoch } if epoch < wanted => {}
+            ToSource::Failed { why } => return Err(MigrateError::Failed(why)),
+            ToSource::Ownership(FromDestination::Refused) => {
+                return Err(MigrateError::Failed("it refused the guest".to_owned()));
+            }
+            _ => return Err(MigrateError::Unexpected(CONTROL)),
+        }
     }
 }

@@ -1,63 +1,35 @@
 //! `migrate`: the source's part.
 
-use super::moving_machine::{MovingMachine, MovingState};
-use super::offered::{LEVEL, Offered, Way, instance};
+use super::accepted::{Accepted, MigrateOptions, PostCopy};
+use super::disks::DiskCopies;
+use super::moving_machine::MovingState;
+use super::offered::{LEVEL, instance};
 use super::resume::still_given;
-use super::serving::Serving;
+use super::serving::{Serving, wait_for_epoch};
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
 use crate::migration::{Hands, SourceSide};
 use crate::migration::{MigrationRecord, SideRecord};
-use crate::migration::{PeerCommand, ToTheDestination};
+use crate::migration::{Running, ToTheDestination};
 use crate::reporter::Reporter;
 use crate::tracking::Tracking;
 use dewar_capture::{Convergence, Epochs, converge, cores};
-use dewar_codec::Compression;
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
-use dewar_guest_qemu::freeze::{check, end_process, forwarded, stop_and_save};
+use dewar_guest_qemu::freeze::{end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{Identity, MigrateError, PageSender, Precopy};
+use dewar_migrate::{MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
-use dewar_wire::control::{CONTROL, Stopped, ToDestination, ToSource};
-use dewar_wire::hello::Features;
+use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What a gap has beside the last pages: the device state is saved, sent and loaded, and three records are
 /// written to disk.
 const FIXED_GAP: Duration = Duration::from_millis(20);
-
-/// How a guest shall move.
-#[derive(Debug)]
-pub struct MigrateOptions {
-    /// The other host.
-    pub peer: PeerCommand,
-    /// The longest that the guest should stand still.
-    pub max_downtime: Duration,
-    /// How pages are compressed.
-    pub compression: Compression,
-    /// How pages go there.
-    pub way: Way,
-    /// Whether it may run there before all of its memory has arrived.
-    pub post_copy: PostCopy,
-}
-
-/// When a guest runs at the other host before all of its memory is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PostCopy {
-    /// Never.
-    Never,
-    /// Where it writes faster than its pages can be sent.
-    Auto,
-    /// As soon as every page was sent once.
-    Always,
-}
 
 /// A guest that moved.
 #[derive(Debug)]
@@ -91,23 +63,10 @@ pub fn migrate(
     let began = Instant::now();
     let AttachedGuest { mut guest, folder, lock } = attached;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
-    let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
-    let machine = MovingMachine::of(&guest, &checked);
-    machine.require_shared_disks(&folder).map_err(untouched)?;
-    let session = new_session().map_err(untouched)?;
-    reporter.stage("reaching the other host");
-    let (control, pages, _process) = options.peer.connect(session).map_err(untouched)?.split();
-    let identity = Identity::new().map_err(|error| untouched(error.into()))?;
-    let (ram, to) = (guest.ram(), options.peer.name.as_str());
-    let post_copy = options.post_copy != PostCopy::Never;
-    if post_copy && !control.can(Features::POST_COPY) {
-        return Err(untouched(no_post_copy(to)));
-    }
-    let (control_end, here) = (&control, &checked);
-    let offered =
-        Offered { control: control_end, checked: here, ram: &ram, to, identity, post_copy };
-    let listening = offered.offer(&machine, &options.way).map_err(untouched)?;
-    let links = offered.links(pages, listening, &options.way, reporter).map_err(untouched)?;
+    let accepted = Accepted::reach(&mut guest, &folder, options, false, reporter);
+    let Accepted { process, control, links, disks, tunnel, checked } =
+        accepted.map_err(untouched)?;
+    let session = control.session();
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
@@ -131,7 +90,17 @@ pub fn migrate(
         reached: &reached,
     };
     let mut moving = Moving { side, folder: &folder, checked: &checked, pauses: &pauses, reporter };
-    let moved = moving.run(&mut guest, &sender, &control, options);
+    let copies = match options.disks.copy {
+        true => DiskCopies::begin(&mut guest, &folder, disks, &tunnel, session).map(Some),
+        false => Ok(None),
+    };
+    let moved = copies.and_then(|copies| {
+        let to = There { process: &process, control: &control, sender: &sender };
+        let moved = moving.run(&mut guest, &to, copies.as_ref(), options);
+        // Where it failed, what QEMU has under way there is not waited for.
+        drop(copies);
+        moved
+    });
     let end = moving.end(&mut guest, moved);
     if is_given(&moving.side) || !matches!(guest.health(), Health::Unknown(_)) {
         guardian.dismiss();
@@ -141,18 +110,17 @@ pub fn migrate(
     Ok(moved)
 }
 
-/// A number that no other migration has.
-fn new_session() -> Result<u64, Failure> {
-    let mut bytes = [0; 8];
-    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-    read.map_err(|error| Failure::new(Code::Failed, format!("/dev/urandom: {error}")))?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 /// Whether the guest is the other host's, as far as is known here.
 fn is_given(side: &SourceSide<'_>) -> bool {
     use SourceRecord::{Given, Gone, Serving};
     matches!(side.machine.record(), Some(Given | Serving | Gone))
+}
+
+/// The way to the other host.
+struct There<'t> {
+    process: &'t Running,
+    control: &'t ToTheDestination,
+    sender: &'t PageSender,
 }
 
 /// A migration under way.
@@ -169,10 +137,11 @@ impl Moving<'_> {
     fn run(
         &mut self,
         guest: &mut QemuGuest,
-        sender: &PageSender,
-        control: &ToTheDestination,
+        to: &There<'_>,
+        copies: Option<&DiskCopies>,
         options: &MigrateOptions,
     ) -> Result<Migrated, Failure> {
+        let There { process, control, sender } = *to;
         let ram = guest.ram();
         let tracker = track(guest, self.folder, &ram)?;
         guest.drain()?;
@@ -181,6 +150,9 @@ impl Moving<'_> {
         let mut precopy = Precopy::new(&ram, sender, &arrived);
         let pages = ram.pages();
         precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
+        if let Some(copies) = copies {
+            copies.converge(guest, options.max_downtime / 2, self.reporter)?;
+        }
         let mut epochs = Epochs::new(pages, Instant::now());
         let all_at_once = match options.post_copy {
             PostCopy::Always => false,
@@ -192,7 +164,7 @@ impl Moving<'_> {
         let mut state_bytes = 0;
         let (checked, pauses) = (self.checked, self.pauses);
         let last = |guest: &mut QemuGuest| {
-            let was_running = guest.health() == Health::Running;
+            let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
             pauses.begin(Some(options.max_downtime));
             let state = stop_and_save(guest, checked)?;
@@ -216,7 +188,8 @@ impl Moving<'_> {
         let mut hands = Live { guest, last: Some(Box::new(last)) };
         self.side.on(SourceEvent::Converged, &mut hands)?;
         self.reporter.reached("sent");
-        let serving = Serving { control, ram: &ram, sender, reporter: self.reporter };
+        let reporter = self.reporter;
+        let serving = Serving { control, ram: Ok(&ram), pages, process, sender, reporter };
         let (runs_at, post_copy_pages) = self.hand_over(&mut hands, &serving)?;
         drop(hands);
         Ok(Migrated {
@@ -303,6 +276,10 @@ impl Moving<'_> {
             let (name, other) = (self.folder.name(), &self.side.record.other);
             return Err(still_given(failure, name, other, self.side.machine.record()));
         }
+        if let Err(error) = hands.guest.rollback() {
+            // What copied its disks is ended by the next command.
+            self.reporter.warn(&error.to_string());
+        }
         // That the guest stays.
         let _ = self.side.on(SourceEvent::LinkBack, &mut hands);
         self.pauses.end();
@@ -338,26 +315,6 @@ fn track(guest: &mut QemuGuest, folder: &GuestFolder, ram: &Ram) -> Result<Write
     let noted = Tracking { process, tracker: identity, since: None, before: Vec::new() };
     noted.save(folder)?;
     Ok(tracker)
-}
-
-/// Waits until the other side has all pages of an epoch.
-fn wait_for_epoch(control: &ToTheDestination, wanted: u32) -> Result<(), MigrateError> {
-    loop {
-        match control.message()? {
-            ToSource::Arrived { epoch } if epoch == wanted => return Ok(()),
-            ToSource::Arrived { epoch } if epoch < wanted => {}
-            ToSource::Failed { why } => return Err(MigrateError::Failed(why)),
-            ToSource::Ownership(FromDestination::Refused) => {
-                return Err(MigrateError::Failed("it refused the guest".to_owned()));
-            }
-            _ => return Err(MigrateError::Unexpected(CONTROL)),
-        }
-    }
-}
-
-fn no_post_copy(to: &str) -> Failure {
-    let what = format!("the dewar of {to} cannot take a guest by post-copy");
-    Failure::new(Code::Unsupported, what).advice("give both hosts the same version of dewar")
 }
 
 fn does_not_converge(found: &Convergence, epochs: &Epochs, options: &MigrateOptions) -> Failure {

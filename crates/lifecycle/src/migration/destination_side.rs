@@ -1,12 +1,13 @@
 //! The destination's state machine, its record on disk, and what carries its actions out.
 
+use super::made_disks;
 use super::record::{MigrationRecord, SideRecord};
 use crate::failure::{Code, Failure};
 use crate::process::qmp_failure;
 use dewar_guest_qemu::Incoming;
 use dewar_guest_qemu::launch::kill;
 use dewar_migrate::Control;
-use dewar_registry::{GuestFolder, GuestRecord, Migrations};
+use dewar_registry::{GuestFolder, GuestRecord, Migrations, ProcessId};
 use dewar_wire::control::{ToDestination, ToSource};
 use dewar_wire::ownership::{Destination, DestinationAction, DestinationEvent, DestinationRecord};
 
@@ -62,6 +63,17 @@ impl DestinationSide<'_> {
         self.incoming.as_ref().map(Incoming::record).or(self.guest.as_ref()).cloned()
     }
 
+    /// Notes which process serves its memory.
+    pub fn set_server(&mut self, server: Option<ProcessId>) -> Result<(), Failure> {
+        if let Some(incoming) = &mut self.incoming {
+            incoming.record_mut().server = server;
+            return Ok(incoming.save()?);
+        }
+        let Some(guest) = &mut self.guest else { return Ok(()) };
+        guest.server = server;
+        Ok(self.folder.set_record(guest)?)
+    }
+
     fn write(&mut self, record: DestinationRecord) -> Result<(), Failure> {
         self.record.side = SideRecord::Destination(record);
         let migrations = Migrations::new(self.folder.root());
@@ -98,6 +110,7 @@ impl DestinationSide<'_> {
             return Err(Failure::new(Code::Attention, "there is nothing of it here to let run"));
         };
         self.unforwarded = incoming.commit()?.unforwarded;
+        made_disks::keep(self.folder);
         (self.reached)("committed");
         incoming.let_run(&|step| (self.reached)(step))?;
         Ok(())
@@ -128,6 +141,7 @@ impl DestinationSide<'_> {
         if let Some(record) = self.guest() {
             self.incoming = None;
             kill(&record.process);
+            made_disks::remove(self.folder);
             self.folder.remove_ram(&record)?;
             self.folder.remove_all()?;
         }

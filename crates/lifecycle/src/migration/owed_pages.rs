@@ -1,21 +1,24 @@
-//! Which pages a guest that came by post-copy lacked when it was loaded: a file in its folder. Those of them
-//! that have no storage in its RAM files are missing still.
+//! Which pages a guest that came by post-copy lacks: a file in its folder, from before it is loaded until its
+//! memory needs no service any more. Those of them that have no storage in its RAM files are missing still.
+//!
+//! Where the file is there, touches of *any* page without storage wait for a process that serves them, also
+//! when none of the noted pages is missing any more.
 
 use crate::failure::{Code, Failure};
-use dewar_memory::{Ram, RamRegion};
+use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord};
-use dewar_units::{PageRange, PageSet};
+use dewar_units::PageSet;
 use std::fs::File;
 use std::io::ErrorKind;
 
 /// A bit for each page, as [`PageSet::to_bytes`] has them.
 const FILE: &str = "owed.pages";
 
-/// Notes them. The file need not outlive the machine: its RAM files do not.
+/// Notes them, in one step. The file need not outlive the machine: its RAM files do not.
 pub(crate) fn note(folder: &GuestFolder, owed: &PageSet) -> Result<(), Failure> {
-    let path = folder.file(FILE);
-    std::fs::write(&path, owed.to_bytes())
-        .map_err(|error| Failure::new(Code::Failed, format!("{}: {error}", path.display())))
+    let (path, new) = (folder.file(FILE), folder.file("owed.new"));
+    let written = std::fs::write(&new, owed.to_bytes()).and_then(|()| std::fs::rename(&new, &path));
+    written.map_err(|error| Failure::new(Code::Failed, format!("{}: {error}", path.display())))
 }
 
 /// Forgets them: none is missing.
@@ -37,28 +40,29 @@ pub(crate) fn noted(folder: &GuestFolder, pages: u64) -> Result<Option<PageSet>,
     }
 }
 
-/// Whether a guest lacks pages that the host it left still has.
-pub(crate) fn is_partial(folder: &GuestFolder, record: &GuestRecord) -> Result<bool, Failure> {
-    if !folder.file(FILE).exists() || !record.process.is_alive() {
-        return Ok(false);
-    }
-    let ram = ram_of_files(record)?;
-    let Some(mut owed) = noted(folder, ram.pages())? else { return Ok(false) };
-    let present = ram.data_ranges(PageRange::new(0, ram.pages())).map_err(memory)?;
-    present.into_iter().for_each(|range| owed.remove_range(range));
-    Ok(!owed.is_empty())
+/// Whether a guest's memory is to be served by what the host that it left has.
+pub(crate) fn is_partial(folder: &GuestFolder, record: &GuestRecord) -> bool {
+    folder.file(FILE).exists() && record.process.is_alive()
 }
 
 /// A guest's RAM by its files alone: its process may have ended.
 pub(crate) fn ram_of_files(record: &GuestRecord) -> Result<Ram, Failure> {
+    let failed = |why: &str| {
+        let what = format!("what was kept of the memory of '{}' is gone: {why}", record.name);
+        Failure::new(Code::Failed, what)
+    };
+    if !record.process.is_of_this_boot() {
+        return Err(failed("this host was started anew"));
+    }
     let mut ram = Ram::default();
     for (index, file) in record.ram.iter().enumerate() {
-        let opened = File::open(&file.path).map_err(|error| {
-            Failure::new(Code::Failed, format!("{}: {error}", file.path.display()))
-        })?;
+        let path = file.path.display();
+        let opened = File::open(&file.path).map_err(|error| failed(&format!("{path}: {error}")))?;
+        if !opened.metadata().is_ok_and(|data| data.len() == file.bytes) {
+            return Err(failed(&format!("{path} has another size")));
+        }
         ram.add(index.to_string(), opened, file.bytes, 0).map_err(memory)?;
     }
-    debug_assert!(ram.regions().iter().all(|region: &RamRegion| region.addresses.start == 0));
     Ok(ram)
 }
 

@@ -3,7 +3,8 @@
 
 use crate::failure::{Code, Failure};
 use dewar_migrate::{Control, MigrateError, TunnelReader, TunnelWriter, take_apart};
-use dewar_wire::control::{CONTROL, ToDestination, ToSource};
+use dewar_wire::control::{CONTROL, FIRST_DISK, MOST_DISKS, ToDestination, ToSource};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -55,12 +56,11 @@ impl PeerCommand {
             return Err(failed("it has no input or output".to_owned()));
         };
         let pages = TunnelWriter::new(input);
-        let [from]: [TunnelReader; 1] = take_apart(output, &[CONTROL])
-            .try_into()
-            .map_err(|_| failed("no connection".to_owned()))?;
+        let mut disks = take_apart(output, &shards(&[CONTROL]));
+        let from = disks.remove(0);
         let mut process = Running(child);
         match Control::greet(from, pages.another(), session) {
-            Ok(control) => Ok(Peer { control, pages, process }),
+            Ok(control) => Ok(Peer { process, control, pages, disks }),
             Err(error) => {
                 // One that still waits for what we say is not waited for.
                 drop(pages);
@@ -91,25 +91,30 @@ fn quoted(word: &str) -> String {
     }
 }
 
+/// The connections of a tunnel: these, and those of disks.
+pub(crate) fn shards(first: &[u16]) -> Vec<u16> {
+    first.iter().copied().chain(FIRST_DISK..FIRST_DISK + MOST_DISKS).collect()
+}
+
 /// `dewar receive` at the other host.
 pub(crate) struct Peer {
+    pub process: Running,
     pub control: Control<ToDestination, ToSource>,
     /// Where pages go.
     pub pages: TunnelWriter<ChildStdin>,
-    process: Running,
-}
-
-impl Peer {
-    /// The connection for pages, and what is left.
-    pub fn split(self) -> (Control<ToDestination, ToSource>, TunnelWriter<ChildStdin>, Running) {
-        (self.control, self.pages, self.process)
-    }
+    /// What the disks' connections say.
+    pub disks: Vec<TunnelReader>,
 }
 
 /// The command that leads to the other host. Dropped when its connections are, it has a moment to end.
 pub(crate) struct Running(Child);
 
 impl Running {
+    /// Ends it at once.
+    pub fn kill(&self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::KILL);
+    }
+
     /// Gives it a moment to end, and says how it did; where it did not it is killed.
     fn end(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + ENDS_WITHIN;

@@ -71,7 +71,7 @@ pub(crate) fn arriving<'d>(
 ) -> Result<(DestinationSide<'d>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = record.process.is_alive();
-    let partial = owed_pages::is_partial(folder, &record)?;
+    let partial = owed_pages::is_partial(folder, &record);
     let (machine, now) = Destination::recover(known, lives, partial);
     let side = DestinationSide {
         machine,
@@ -92,7 +92,7 @@ fn recover_destination(folder: &GuestFolder, record: GuestRecord) -> Result<Gues
         return Err(unknown(&record));
     };
     let never_arrived = on_disk.is_none();
-    if !never_arrived && owed_pages::is_partial(folder, &record)? {
+    if !never_arrived && owed_pages::is_partial(folder, &record) {
         // Its QEMU may wait for a page, and not answer: it goes on with the host that has the page.
         return Ok(record);
     }
@@ -112,7 +112,7 @@ fn note_running(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord
     };
     let owned = SideRecord::Destination(DestinationRecord::Owned);
     if on_disk.side == owned && !record.start_pending && record.process.is_alive() {
-        let runs = match owed_pages::is_partial(folder, &record)? {
+        let runs = match owed_pages::is_partial(folder, &record) {
             true => DestinationRecord::Partial,
             false => DestinationRecord::Running,
         };

@@ -1,0 +1,103 @@
+//! Many moves, slow and bad links, and several moves at once.
+
+use crate::common;
+use crate::migrate::{Hosts, words};
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+/// A guest that writes as fast as it can moves there and back, by each way and each codec; then nothing is
+/// left on either host but the guest.
+#[test]
+fn a_guest_under_full_fire_moves_again_and_again() {
+    let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
+    hosts.guest.console.ask("fill 64 noise").expect("fill");
+    hosts.guest.console.ask("check 6000 2 disk hard").expect("check");
+    let addresses = [hosts.b.address(), hosts.a.address()];
+    let ways: [&[&str]; 5] = [
+        &["--tunnel", "--max-downtime", "5s"],
+        &["--tunnel", "--postcopy"],
+        &["--max-downtime", "5s", "--codec", "lz4"],
+        &["--postcopy", "--codec", "zstd"],
+        &["--postcopy=auto", "--codec", "raw"],
+    ];
+    let rounds = rounds("moves under full fire", 20, 3);
+    for round in 0..2 * rounds {
+        let at_b = round % 2 == 1;
+        let (from, to) = if at_b { (&hosts.b, &hosts.a) } else { (&hosts.a, &hosts.b) };
+        let way = ways[round % ways.len()];
+        let direct = ["--address", &addresses[usize::from(at_b)]];
+        let direct = if way.contains(&"--tunnel") { &[][..] } else { &direct[..] };
+        let moved = Hosts::migrate(from, to, &[way, direct].concat()).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        assert_eq!(hosts.assert_on_one(&format!("round {round}, {way:?}")), !at_b);
+    }
+    assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+    assert_eq!(common::files(&hosts.b.root().join("guests")), Vec::<PathBuf>::new());
+}
+
+/// One megabyte a second, and 200 ms until an answer comes: it takes its time, and arrives whole.
+#[test]
+fn a_guest_moves_over_a_slow_and_far_link() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 500 1 disk").expect("check");
+    let link = hosts.a.program().with_file_name("dewar-link");
+    let via = format!("{} 8 100 {}", link.display(), hosts.b.via());
+    let ways = [&["--postcopy"][..], &["--max-downtime", "5s"]];
+    let rounds = rounds("moves over a slow link", ways.len(), 1);
+    for (round, way) in ways.iter().take(rounds).enumerate() {
+        let line = Hosts::line_via(&via, &hosts.b, &[&["--tunnel"], *way].concat());
+        let moved = hosts.a.dewar(&words(&line)).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        hosts.bring_back(&format!("round {round}"));
+    }
+}
+
+/// Two guests change places at the same time.
+#[test]
+fn two_guests_move_at_once_in_both_directions() {
+    let a = common::lab().as_host().expect("first host");
+    let spec = GuestSpec::default();
+    let names = ["g", "h"];
+    for name in names {
+        let mut guest = a.run(name, &spec).expect("guest");
+        guest.console.ask("check 2000 1 disk").expect("check");
+    }
+    let b = a.second_host(&names).expect("second host");
+    let more = ["--max-downtime", "2s"];
+    a.dewar(&words(&Hosts::line_of("h", &b.via(), &b, &more))).done();
+    let start = |from: &Lab, name: &str, to: &Lab| {
+        let mut command = from.command(&words(&Hosts::line_of(name, &to.via(), to, &more)));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dewar")
+    };
+    let moves = [start(&a, "g", &b), start(&b, "h", &a)];
+    for child in moves {
+        Ran::of(&child.wait_with_output().expect("wait")).done();
+    }
+    for (name, here, other) in [("g", &b, &a), ("h", &a, &b)] {
+        assert_eq!(here.ps(name).expect("listed")["state"], "running", "{name}");
+        assert!(other.ps(name).is_none(), "{name} is known on the other host");
+        let folder = here.guest_folder(name).expect("folder");
+        let mut console = Console::connect(&folder.join("console")).expect("console");
+        console.ask("verify").unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+/// A trial says what a move would be like, and leaves nothing.
+#[test]
+fn a_trial_moves_nothing() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk hard").expect("check");
+    let trial = Hosts::migrate(&hosts.a, &hosts.b, &["--dry-run"]).done();
+    println!("{}", trial.stdout.trim());
+    let told = trial.json();
+    let number = |name: &str| told[name].as_f64().expect("number");
+    assert!(number("memory_bytes") > 16e6 && number("bytes_per_second") > 1e6, "{told}");
+    assert!(number("written_per_second") > 0.0, "{told}");
+    assert!(!hosts.assert_on_one("tried"));
+    assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+    assert_eq!(common::files(&hosts.b.root().join("guests")), Vec::<PathBuf>::new());
+    let disk = hosts.b.guest_folder("g").expect("folder").join("disk0.qcow2");
+    std::fs::remove_file(&disk).expect("remove");
+    Hosts::migrate(&hosts.a, &hosts.b, &["--dry-run"]).failed(4, &["is not on this host"]);
+}

@@ -1,0 +1,106 @@
+//! The first half of a migration: the guest is looked over, the other host is reached and takes it, and the
+//! connections are there. The guest was not touched.
+
+use super::moving_machine::{MovingDisks, MovingMachine};
+use super::offered::{Offered, PageLink, Way};
+use crate::failure::{Code, Failure};
+use crate::migration::{Peer, PeerCommand, Running, ToTheDestination};
+use crate::reporter::Reporter;
+use dewar_codec::Compression;
+use dewar_guest::Guest;
+use dewar_guest_qemu::QemuGuest;
+use dewar_guest_qemu::freeze::check;
+use dewar_migrate::{Identity, TunnelReader, TunnelWriter};
+use dewar_registry::{GuestFolder, GuestRecord};
+use dewar_wire::hello::Features;
+use std::fs::File;
+use std::io::Read;
+use std::process::ChildStdin;
+use std::time::Duration;
+
+/// How a guest shall move.
+#[derive(Debug)]
+pub struct MigrateOptions {
+    /// The other host.
+    pub peer: PeerCommand,
+    /// The longest that the guest should stand still.
+    pub max_downtime: Duration,
+    /// How pages are compressed.
+    pub compression: Compression,
+    /// How pages go there.
+    pub way: Way,
+    /// Whether it may run there before all of its memory has arrived.
+    pub post_copy: PostCopy,
+    /// Which disks go along, and where they are there.
+    pub disks: MovingDisks,
+}
+
+/// When a guest runs at the other host before all of its memory is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostCopy {
+    /// Never.
+    Never,
+    /// Where it writes faster than its pages can be sent.
+    Auto,
+    /// As soon as every page was sent once.
+    Always,
+}
+
+/// A guest that the other host takes.
+pub(super) struct Accepted {
+    /// The command that leads there: dropped after the connections.
+    pub process: Running,
+    pub control: ToTheDestination,
+    /// The connections of pages.
+    pub links: Vec<PageLink>,
+    /// What the disks' connections say.
+    pub disks: Vec<TunnelReader>,
+    /// Where they are answered.
+    pub tunnel: TunnelWriter<ChildStdin>,
+    /// The guest's record, as QEMU is now.
+    pub checked: GuestRecord,
+}
+
+impl Accepted {
+    /// Offers a guest to the other host; in a trial, only to see whether it may come.
+    pub fn reach(
+        guest: &mut QemuGuest,
+        folder: &GuestFolder,
+        options: &MigrateOptions,
+        trial: bool,
+        reporter: &dyn Reporter,
+    ) -> Result<Self, Failure> {
+        let checked = check(guest)?;
+        let machine = MovingMachine::of(guest, &checked, &options.disks)?;
+        machine.require_shared_disks(folder)?;
+        reporter.stage("reaching the other host");
+        let Peer { process, control, pages, disks } = options.peer.connect(new_session()?)?;
+        let tunnel = pages.another();
+        let to = options.peer.name.as_str();
+        let post_copy = options.post_copy != PostCopy::Never;
+        if post_copy && !control.can(Features::POST_COPY) {
+            return Err(no_post_copy(to));
+        }
+        let (ram, identity) = (guest.ram(), Identity::new()?);
+        let links = {
+            let (control, checked, ram) = (&control, &checked, &ram);
+            let offered = Offered { control, checked, ram, to, identity, post_copy, trial };
+            let listening = offered.offer(&machine, &options.way)?;
+            offered.links(pages, listening, &options.way, reporter)?
+        };
+        Ok(Self { process, control, links, disks, tunnel, checked })
+    }
+}
+
+/// A number that no other migration has.
+fn new_session() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
+    read.map_err(|error| Failure::new(Code::Failed, format!("/dev/urandom: {error}")))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn no_post_copy(to: &str) -> Failure {
+    let what = format!("the dewar of {to} cannot take a guest by post-copy");
+    Failure::new(Code::Unsupported, what).advice("give both hosts the same version of dewar")
+}
