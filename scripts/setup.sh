@@ -10,7 +10,7 @@ sudo=()
 needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux mount kmod iproute2 gcc libc6-dev
     make pkg-config perl xz-utils zstd lz4 binutils ca-certificates)
 if [ "${1:-}" != to-run ]; then
-    needed+=(redis-tools strace qemu-guest-agent swtpm)
+    needed+=(redis-tools strace qemu-guest-agent swtpm openssh-client dropbear-bin)
     # A browser for the test of the report; Ubuntu has none as a package.
     if grep -q '^ID=debian' /etc/os-release; then needed+=(chromium); fi
 fi

@@ -32,6 +32,7 @@ mod replaced;
 mod report;
 mod reuse;
 mod spellings;
+mod ssh;
 mod unusual;
 mod upgrade;
 mod upgrade_devices;

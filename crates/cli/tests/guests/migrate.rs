@@ -120,8 +120,12 @@ impl Hosts {
 
     /// Moves the guest from A to B, one of the commands being killed at a step.
     pub(crate) fn killed_at(&self, step: &str, more: &[&str]) -> Ran {
-        let line = Self::line(&self.b, &[more, &["--max-downtime", "1s"]].concat());
-        let mut command = self.a.command(&words(&line));
+        self.line_killed_at(step, &Self::line(&self.b, &[more, &["--max-downtime", "1s"]].concat()))
+    }
+
+    /// The same with a command line of one's own.
+    pub(crate) fn line_killed_at(&self, step: &str, line: &[String]) -> Ran {
+        let mut command = self.a.command(&words(line));
         let output = command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill")).output();
         Ran::of(&output.expect("dewar"))
     }

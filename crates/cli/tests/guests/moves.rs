@@ -4,7 +4,7 @@ use crate::common;
 use crate::migrate::{Hosts, words};
 use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds};
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// A guest that writes as fast as it can moves there and back, by each way and each codec; then nothing is
 /// left on either host but the guest.
@@ -100,4 +100,52 @@ fn a_trial_moves_nothing() {
     let disk = hosts.b.guest_folder("g").expect("folder").join("disk0.qcow2");
     std::fs::remove_file(&disk).expect("remove");
     Hosts::migrate(&hosts.a, &hosts.b, &["--dry-run"]).failed(4, &["is not on this host"]);
+}
+
+/// A TCP connection over a tap is open all the while: nobody who speaks with the guest sees more than a
+/// moment of silence.
+#[test]
+fn a_connection_over_a_tap_stays_open() {
+    let tap = ["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no"];
+    let card = ["-device", "virtio-net-pci,netdev=n0,mac=52:54:00:77:00:50"];
+    let extra = [tap, card].concat().into_iter().map(str::to_owned).collect();
+    let a = common::lab().as_host().expect("first host");
+    let make = |host: &Lab, more: &str| {
+        let script = format!(
+            "ip link add br0 type bridge && ip link set br0 up && ip tuntap add tap0 mode tap && \
+             ip link set tap0 master br0 && ip link set tap0 up{more}"
+        );
+        shell(&format!("{} sh -c '{script}'", host.via()));
+    };
+    make(&a, "");
+    let mut hosts = Hosts::with(a, &GuestSpec { extra, ..GuestSpec::default() });
+    // The cable between the hosts is a port of both bridges.
+    let cable = " && ip link set c master br0";
+    make(&hosts.b, cable);
+    let address = " && ip addr flush dev c && ip addr add 10.77.0.1/24 dev br0";
+    shell(&format!("{} sh -c 'true{cable}{address}'", hosts.a.via()));
+    hosts.guest.console.ask("net 10.77.0.50/24").expect("net");
+    hosts.guest.console.ask("listen").expect("listen");
+    hosts.guest.console.ask("check 2000 1 disk").expect("check");
+    // A client on the first host, which says a number each 20 ms and wants it back.
+    let client = "exec 3<>/dev/tcp/10.77.0.50/7 && for i in $(seq 1 500); do echo $i >&3; \
+                  read -t 10 x <&3 || exit 1; [ \"$x\" = $i ] || exit 2; sleep 0.02; done; echo whole";
+    let client = format!("exec {} bash -c '{client}'", hosts.a.via());
+    let client = Command::new("sh").args(["-c", &client]).stdout(Stdio::piped()).spawn();
+    let client = client.expect("client");
+    for (round, way) in [&["--tunnel"][..], &["--tunnel", "--postcopy"]].into_iter().enumerate() {
+        let more = [way, &["--max-downtime", "1s"]].concat();
+        Hosts::migrate(&hosts.a, &hosts.b, &more).done();
+        assert!(hosts.assert_on_one(&format!("round {round}")));
+        Hosts::migrate(&hosts.b, &hosts.a, &more).done();
+        assert!(!hosts.assert_on_one(&format!("round {round}, back")));
+    }
+    let output = client.wait_with_output().expect("client");
+    assert!(output.status.success(), "the connection broke: {:?}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "whole");
+}
+
+fn shell(line: &str) {
+    let status = Command::new("sh").args(["-c", line]).status().expect("sh");
+    assert!(status.success(), "{line}");
 }
