@@ -103,7 +103,10 @@ pub fn create_overlay(
 
 /// Makes an empty qcow2 file over nothing.
 pub(crate) fn create_empty(path: &Path, virtual_bytes: u64) -> Result<(), DiskError> {
-    let file = create_private(path)?;
+    fill_empty(create_private(path)?, virtual_bytes)
+}
+
+fn fill_empty(file: fs::File, virtual_bytes: u64) -> Result<(), DiskError> {
     let size = virtual_bytes.to_string();
     qemu_img::run(Some(file), &["create", "-q", "-f", "qcow2", STDIN, &size])
 }

@@ -18,8 +18,8 @@ use crate::cmdline::{
 use crate::disks;
 use crate::guest::QemuGuest;
 use crate::handover::{
-    HandoverError, named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files,
-    refuse_other_network,
+    HandoverError, named_ram, plan_on_its_ram, refuse_all_but_mirrors, refuse_another_user,
+    refuse_other_files, refuse_other_network, refuse_what_is_under_way,
 };
 use crate::journal::Journal;
 use crate::launch::{Inherited, LaunchError, Launched, end_strays, kill, launch};
@@ -61,7 +61,7 @@ pub fn check(guest: &mut QemuGuest) -> Result<GuestRecord, HandoverError> {
     let mut record = guest.record().clone();
     let name = record.name.clone();
     let unfit = |why: String| HandoverError::Unsupported(name.clone(), why);
-    crate::handover::refuse_what_is_under_way(guest)?;
+    refuse_what_is_under_way(guest)?;
     record.arguments = current_line(&mut guest.qmp, &record.arguments, &record.folder)
         .map_err(|error| unfit(error.to_string()))?;
     let stale = stale_disk(&mut guest.qmp, &record, &record.arguments)?;
@@ -91,19 +91,22 @@ pub fn check_place(guest: &QemuGuest) -> Result<(), HandoverError> {
     refuse_other_network(guest.record())
 }
 
-/// Stops a guest that is as `checked` says ([`check`]) and returns the state of its
-/// devices. It stands still then, until [`Guest::rollback`] or [`end_process`].
+/// Stops a guest that is as `checked` says ([`check`]), lets so many copies of its disks to another host
+/// end, and returns the state of its devices. It stands still then, until [`Guest::rollback`] or [`end_process`].
 ///
 /// # Errors
 /// Where it fails; the guest is to be put back.
 pub fn stop_and_save(
     guest: &mut QemuGuest,
     checked: &GuestRecord,
+    mirrors: usize,
 ) -> Result<Vec<u8>, HandoverError> {
     guest.flush()?;
-    crate::handover::refuse_what_is_under_way(guest)?;
+    match mirrors {
+        0 => refuse_what_is_under_way(guest)?,
+        _ => refuse_all_but_mirrors(guest)?,
+    }
     let (folder, qmp) = (guest.folder.clone(), &mut guest.qmp);
-    let mirrors = Journal::load(&folder)?.map_or(0, |journal| journal.mirrors);
     let journal = Journal { stopping: true, mirrors, ..journal_of(qmp, false)? };
     journal.save(&folder)?;
     change_settings(qmp, &journal)?;

@@ -48,8 +48,8 @@ pub use finish::Moved;
 pub use inherited_files::OpenFilesError;
 pub use plan::Plan;
 pub(crate) use plan::{
-    named_ram, plan_on_its_ram, refuse_another_user, refuse_other_files, refuse_other_network,
-    refuse_what_changed, refuse_what_is_under_way,
+    named_ram, plan_on_its_ram, refuse_all_but_mirrors, refuse_another_user, refuse_other_files,
+    refuse_other_network, refuse_what_changed, refuse_what_is_under_way,
 };
 pub use switch::Waiting;
 pub(crate) use under_way::is_under_way;

@@ -56,6 +56,12 @@ struct Reading {
     pages: OnceLock<Box<PageTaker>>,
 }
 
+impl Reading {
+    fn is_silent(&self) -> bool {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > SILENT_FOR
+    }
+}
+
 /// What this code can.
 fn ours() -> Hello {
     Hello::ours(Features::LZ4.union(Features::ZSTD).union(Features::POST_COPY))
@@ -203,7 +209,22 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
 
     /// Whether the other side has said nothing for too long, or the connection has ended for as long.
     pub fn is_silent(&self) -> bool {
-        self.reading.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > SILENT_FOR
+        self.reading.is_silent()
+    }
+
+    /// Does this when the other side has said nothing for too long, while this value is there: a thread that sends
+    /// to a side that does not read would wait without end.
+    pub fn when_silent(&self, act: impl FnOnce() + Send + 'static) {
+        let reading = Arc::downgrade(&self.reading);
+        std::thread::spawn(move || {
+            while let Some(reading) = reading.upgrade() {
+                if reading.is_silent() {
+                    return act();
+                }
+                drop(reading);
+                std::thread::sleep(BEAT_EVERY);
+            }
+        });
     }
 
     /// Whether nothing more will be heard.

@@ -2,7 +2,7 @@
 
 use crate::frames::{FrameReader, FrameWriter};
 use dewar_wire::frame::Kind;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
@@ -26,7 +26,10 @@ fn carry_there(mut socket: UnixStream, mut to: FrameWriter<impl Write>) {
     let mut bytes = vec![0; FRAME_BYTES];
     loop {
         let read = socket.read(&mut bytes).unwrap_or(0);
-        if to.send(Kind::Disk, &bytes[..read]).is_err() || read == 0 {
+        if to.send(Kind::Disk, &bytes[..read]).is_err() {
+            return cut_disk(&socket);
+        }
+        if read == 0 {
             return;
         }
     }
@@ -38,5 +41,12 @@ fn carry_here(mut from: FrameReader<impl Read>, mut socket: &UnixStream) {
             break;
         }
     }
+    cut_disk(socket);
+}
+
+/// Ends a QEMU's connection. What it had sent is read to the end: while it lies there, QEMU waits to send
+/// more, and does not see that the connection is gone.
+pub fn cut_disk(mut socket: &UnixStream) {
     let _ = socket.shutdown(Shutdown::Both);
+    let _ = io::copy(&mut socket, &mut io::sink());
 }

@@ -21,7 +21,7 @@ mod tls;
 mod tunnel;
 
 pub use control::{Control, Heard};
-pub use disk::carry_disk;
+pub use disk::{carry_disk, cut_disk};
 pub use error::MigrateError;
 pub use frames::{FrameReader, FrameWriter};
 pub use new_memory::NewMemory;

@@ -3,11 +3,12 @@
 use crate::common::{self, HeldCheckpoint};
 use crate::migrate::{Hosts, end, words};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{GuestSpec, Lab};
+use dewar_testkit::{DiskSpec, GuestSpec, Lab, kill};
+use rustix::process::Signal;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A guest that writes its disk, which the second host does not have.
 fn hosts() -> Hosts {
@@ -138,4 +139,40 @@ fn copies_that_fail_leave_nothing() {
     assert!(!hosts.assert_on_one("thawed"));
     assert_eq!(common::files(&hosts.b.root().join("guests")), Vec::<PathBuf>::new());
     assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+}
+
+/// The link stands still while disks are copied: QEMU is not kept waiting for it, and the guest runs on.
+#[test]
+fn a_link_that_stands_still_keeps_no_guest_waiting() {
+    let mut hosts = hosts();
+    let link = hosts.a.program().with_file_name("dewar-link");
+    let via = format!("{} 50 0 {}", link.display(), hosts.b.via());
+    let line = Hosts::line_via(&via, &hosts.b, &[&COPY[..], &["--tunnel"]].concat());
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "sending memory");
+    kill(common::children(held.pid)[0], Signal::STOP);
+    let began = Instant::now();
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}: {said}", began.elapsed());
+    hosts.reach(false);
+    hosts.guest.console.ask("verify").expect("verify");
+    hosts.a.dewar(&["freeze", "g"]).done();
+    hosts.a.dewar(&["thaw", "g"]).done();
+    let states = hosts.quiet_states("thawed");
+    assert_eq!(states[0], "running", "{states:?}");
+}
+
+/// A raw disk is copied as a raw one.
+#[test]
+fn a_raw_disk_stays_raw() {
+    let disks = vec![DiskSpec { format: "raw", ..DiskSpec::default() }];
+    let mut hosts = Hosts::new(&GuestSpec { disks, ..GuestSpec::default() });
+    hosts.guest.console.ask("check 2000 1 disk").expect("check");
+    let here = hosts.a.guest_folder("g").expect("folder").join("disk0.raw");
+    let map = format!("{}={}", here.display(), here.with_file_name("there.raw").display());
+    let more = [&COPY[..], &["--disk-map", &map]].concat();
+    Hosts::migrate(&hosts.a, &hosts.b, &more).done();
+    assert!(hosts.assert_on_one("copied"));
+    let line = hosts.b.dewar(&["inspect", "g"]).done().stdout;
+    assert!(line.contains("there.raw,format=raw"), "{line}");
 }

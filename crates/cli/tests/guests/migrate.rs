@@ -70,7 +70,7 @@ impl Hosts {
     }
 
     /// Connects to the guest where it runs now.
-    fn reach(&mut self, at_b: bool) {
+    pub(crate) fn reach(&mut self, at_b: bool) {
         let lab = if at_b { &self.b } else { &self.a };
         self.guest.folder = lab.guest_folder("g").expect("folder");
         self.guest.console = Console::connect(&self.guest.folder.join("console")).expect("console");

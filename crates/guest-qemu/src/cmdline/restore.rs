@@ -223,33 +223,6 @@ pub fn without_ram_paths(
 }
 
 /// Puts another file, a qcow2 one, in the place of a disk's.
-/// A command line whose disks are other files: each pair has a disk's file and the one in its place. Names
-/// are relative to `folder`.
-///
-/// # Errors
-/// Where the line does not have such a disk, or cannot be changed there.
-pub fn with_other_disks(
-    line: &[String],
-    folder: &std::path::Path,
-    pairs: &[(std::path::PathBuf, std::path::PathBuf)],
-) -> Result<Vec<String>, Unsupported> {
-    let mut line = line.to_vec();
-    for (from, to) in pairs {
-        let real = std::fs::canonicalize(folder.join(from)).ok();
-        let is_it = |place: &&DiskPlace| {
-            let file = file_of(&place.path);
-            real.is_some()
-                && file.and_then(|it| std::fs::canonicalize(folder.join(it)).ok()) == real
-        };
-        let places = disk_places(&line)?;
-        let place = places.iter().find(is_it).ok_or_else(|| {
-            Unsupported(format!("{}: no disk of its command line is that file", from.display()))
-        })?;
-        replace_disk(&mut line, place, &to.display().to_string())?;
-    }
-    Ok(line)
-}
-
 pub(crate) fn replace_disk(
     line: &mut [String],
     place: &DiskPlace,
@@ -287,6 +260,76 @@ pub(crate) fn replace_disk(
         }
     }
     Ok(())
+}
+
+/// A command line whose disks are other files of the same formats: each pair has a disk's file and the one in
+/// its place. Names are relative to `folder`.
+///
+/// # Errors
+/// Where the line does not have such a disk, or has it twice, or two would be one.
+pub fn with_other_disks(
+    line: &[String],
+    folder: &Path,
+    pairs: &[(PathBuf, PathBuf)],
+) -> Result<Vec<String>, Unsupported> {
+    let real = |file: &Path| std::fs::canonicalize(folder.join(file)).ok();
+    let places = disk_places(line)?;
+    let refused = |file: &Path, why: &str| Err(Unsupported(format!("{}: {why}", file.display())));
+    let mut line = line.to_vec();
+    // By the line as it was: what one pair changed is none of the next one's.
+    for (index, (from, to)) in pairs.iter().enumerate() {
+        let wanted = real(from);
+        let is_it = |place: &&DiskPlace| {
+            wanted.is_some() && file_of(&place.path).and_then(|it| real(Path::new(&it))) == wanted
+        };
+        let mut found = places.iter().filter(is_it);
+        let Some(place) = found.next() else {
+            return refused(from, "no disk of its command line is that file");
+        };
+        if found.next().is_some() {
+            return refused(from, "its command line has that disk twice");
+        }
+        let is_twice = |(other, there): &(PathBuf, PathBuf)| real(other) == wanted || there == to;
+        if pairs[..index].iter().any(is_twice) {
+            return refused(from, "it, or what is in its place, is named twice");
+        }
+        rename_disk(&mut line, place, &to.display().to_string())?;
+    }
+    Ok(line)
+}
+
+/// Puts another file of the same format in the place of a disk's.
+fn rename_disk(line: &mut [String], place: &DiskPlace, file: &str) -> Result<(), Unsupported> {
+    if let DiskForm::Plain = place.form {
+        return replace_disk(line, place, file);
+    }
+    let mut options = Properties::parse(&line[place.at + 1])?;
+    if matches!(place.form, DiskForm::Drive) && options.get("file", "").is_some() {
+        options.set("file", file, Value::from(file));
+    } else if matches!(place.form, DiskForm::Protocol { .. }) {
+        options.set("filename", file, Value::from(file));
+    } else {
+        match &mut options {
+            Properties::Json(map) => rename_nested(map, file),
+            Properties::Pairs(pairs) => {
+                let depth = |key: &str| key.matches("file.").count();
+                let names = pairs.iter_mut().filter(|(key, _)| key.ends_with("filename"));
+                if let Some((_, name)) = names.max_by_key(|(key, _)| depth(key)) {
+                    *name = Some(file.to_owned());
+                }
+            }
+        }
+    }
+    line[place.at + 1] = options.to_string();
+    Ok(())
+}
+
+/// The same where the levels are nested.
+fn rename_nested(node: &mut serde_json::Map<String, Value>, file: &str) {
+    match node.get_mut("file") {
+        Some(Value::Object(below)) => rename_nested(below, file),
+        _ => drop(node.insert("filename".to_owned(), file.into())),
+    }
 }
 
 /// Puts a qcow2 file below the filters of a node, in the place of what is there.
@@ -367,6 +410,46 @@ fn forget_content(disk: &mut Properties) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_disks_are_found_by_the_line_as_it_was() {
+        let folder = tempfile::tempdir().expect("folder");
+        for name in ["1.qcow2", "2.raw", "a,b.raw"] {
+            std::fs::write(folder.path().join(name), []).expect("file");
+        }
+        let line = [
+            "q",
+            "-drive",
+            "file=1.qcow2,if=virtio,format=qcow2",
+            "-drive",
+            "driver=raw,file.driver=file,file.filename=2.raw",
+            "-blockdev",
+            r#"{"driver":"raw","node-name":"n","file":{"driver":"file","filename":"a,b.raw"}}"#,
+        ]
+        .map(str::to_owned);
+        let pair = |from: &str, to: &str| (PathBuf::from(from), PathBuf::from(to));
+        let with = |pairs: &[(PathBuf, PathBuf)]| with_other_disks(&line, folder.path(), pairs);
+        let there = folder.path().join("2.raw").display().to_string();
+        // A chain: what is in the place of the first is the second's old name.
+        let changed =
+            with(&[pair("1.qcow2", &there), pair("2.raw", "/3"), pair("a,b.raw", "/c,d")]);
+        let changed = changed.expect("changed").join(" ");
+        for part in [
+            format!("file={there},if=virtio,format=qcow2").as_str(),
+            "driver=raw,file.driver=file,file.filename=/3",
+            r#""filename":"/c,d""#,
+            r#""driver":"raw""#,
+        ] {
+            assert!(changed.contains(part), "'{part}' is not in: {changed}");
+        }
+        for refused in [
+            &[pair("3", "/x")][..],
+            &[pair("1.qcow2", "/x"), pair("1.qcow2", "/y")],
+            &[pair("1.qcow2", "/x"), pair("2.raw", "/x")],
+        ] {
+            assert!(with(refused).is_err(), "{refused:?}");
+        }
+    }
 
     #[test]
     fn names_of_disks_lead_to_their_files() {

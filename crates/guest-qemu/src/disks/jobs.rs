@@ -3,7 +3,7 @@
 use super::error::DiskError;
 use crate::qmp::Qmp;
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) const POLL: Duration = Duration::from_millis(2);
 
@@ -38,7 +38,16 @@ pub(super) fn await_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
 
 /// Ends a job, if there is one.
 pub(super) fn abandon_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
-    let mut asked = false;
+    abandon_job_until(qmp, id, None)
+}
+
+/// The same for one that may wait for somebody else: not longer than until then.
+pub(super) fn abandon_job_until(
+    qmp: &mut Qmp,
+    id: &str,
+    deadline: impl Into<Option<Instant>>,
+) -> Result<(), DiskError> {
+    let (mut asked, deadline) = (false, deadline.into());
     while let Some(state) = job_state(qmp, id)? {
         match state.status.as_str() {
             "concluded" => drop(qmp.execute("job-dismiss", json!({"id": id}))?),
@@ -46,6 +55,9 @@ pub(super) fn abandon_job(qmp: &mut Qmp, id: &str) -> Result<(), DiskError> {
                 asked = true;
                 // Refused where it concludes this very moment.
                 let _ = qmp.execute("job-cancel", json!({"id": id}));
+            }
+            _ if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                return Err(DiskError::Job(id.to_owned(), "it does not end".to_owned()));
             }
             _ => std::thread::sleep(POLL),
         }

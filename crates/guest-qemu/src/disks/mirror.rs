@@ -10,18 +10,21 @@
 //! not changed. The journal says that there are copies, so that a command that died leaves none under way.
 
 use super::error::DiskError;
-use super::jobs::{POLL, abandon_job, await_job, job_state};
+use super::jobs::{POLL, abandon_job_until, await_job, job_state};
 use super::nodes::delete_node;
 use crate::discover::writable_nodes;
 use crate::guest::QemuGuest;
 use crate::journal::Journal;
+use crate::qemu_img::create_private;
 use crate::qmp::Qmp;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long the guest stands still at most until all is copied.
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_WITHIN: Duration = Duration::from_secs(5);
+/// How long a job may take to end that is abandoned.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 /// What the names of our jobs begin with.
 const JOB: &str = "dewar-mirror-";
 
@@ -71,7 +74,7 @@ pub fn begin_mirrors(guest: &mut QemuGuest, sockets: &[PathBuf]) -> Result<(), D
         });
         guest.qmp.execute("blockdev-add", copy)?;
         let mirror = json!({
-            "job-id": job(index), "device": guest.found.disks[index].node, "target": node(index),
+            "job-id": job(index), "device": guest.found.disks[index].top, "target": node(index),
             "sync": "full", "auto-dismiss": false, "on-target-error": "report",
         });
         guest.qmp.execute("blockdev-mirror", mirror)?;
@@ -131,7 +134,8 @@ pub(crate) fn finish(qmp: &mut Qmp, mirrors: usize) -> Result<(), DiskError> {
 /// Ends them as they are.
 pub(crate) fn abandon(qmp: &mut Qmp, mirrors: usize) -> Result<(), DiskError> {
     for index in 0..mirrors {
-        abandon_job(qmp, &job(index))?;
+        let deadline = Instant::now() + ENDS_WITHIN;
+        abandon_job_until(qmp, &job(index), deadline)?;
         delete_node(qmp, &node(index))?;
     }
     Ok(())
@@ -180,10 +184,14 @@ pub fn end_exports(qmp: &mut Qmp) -> Result<(), DiskError> {
 /// # Errors
 /// Where the file exists, or there is no room.
 pub fn make_disk(path: &Path, format: &str, virtual_bytes: u64) -> Result<(), DiskError> {
-    if format == "qcow2" {
-        return super::create_empty(path, virtual_bytes);
-    }
-    let file = crate::qemu_img::create_private(path)?;
-    file.set_len(virtual_bytes)
-        .map_err(|error| DiskError::File(format!("cannot make {}", path.display()), error))
+    let file = create_private(path)?;
+    let made = match format {
+        "qcow2" => super::fill_empty(file, virtual_bytes),
+        _ => file
+            .set_len(virtual_bytes)
+            .map_err(|error| DiskError::File(format!("cannot make {}", path.display()), error)),
+    };
+    made.inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })
 }

@@ -138,11 +138,23 @@ fn is_on_terminal(line: &[String]) -> bool {
 
 /// What must end before a guest can leave its QEMU.
 pub(crate) fn refuse_what_is_under_way(guest: &mut QemuGuest) -> Result<(), HandoverError> {
+    refuse_all_but(guest, |_| false)
+}
+
+/// The same but for our own copies of its disks to another host.
+pub(crate) fn refuse_all_but_mirrors(guest: &mut QemuGuest) -> Result<(), HandoverError> {
+    refuse_all_but(guest, is_mirror)
+}
+
+fn refuse_all_but(
+    guest: &mut QemuGuest,
+    allowed: impl Fn(&Value) -> bool,
+) -> Result<(), HandoverError> {
     let mut ask = |command: &str| guest.qmp.execute(command, json!({}));
     let (jobs, exports) = (ask("query-block-jobs")?, ask("query-block-exports")?);
     let status = ask("query-status")?;
     let migrating = crate::state::is_migrating(&mut guest.qmp)?;
-    let of_others = |job: &&Value| !is_mirror(job);
+    let of_others = |job: &&Value| !allowed(job);
     let first = |list: &Value| list.as_array().and_then(|all| all.iter().find(of_others)).cloned();
     let why = if migrating {
         "a migration of it is under way".to_owned()

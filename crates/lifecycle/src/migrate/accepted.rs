@@ -48,8 +48,6 @@ pub enum PostCopy {
 
 /// A guest that the other host takes.
 pub(super) struct Accepted {
-    /// The command that leads there: dropped after the connections.
-    pub process: Running,
     pub control: ToTheDestination,
     /// The connections of pages.
     pub links: Vec<PageLink>,
@@ -59,6 +57,8 @@ pub(super) struct Accepted {
     pub tunnel: TunnelWriter<ChildStdin>,
     /// The guest's record, as QEMU is now.
     pub checked: GuestRecord,
+    /// The command that leads there: dropped after the connections.
+    pub process: Running,
 }
 
 impl Accepted {

@@ -10,17 +10,19 @@
 
 use crate::failure::{Code, Failure};
 use crate::migrate::moving_machine::CopiedDisk;
+use crate::migration::ToTheDestination;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::{
     MirrorProgress, QemuGuest, Qmp, begin_mirrors, export_disks, mirror_progress,
 };
-use dewar_migrate::{FrameReader, FrameWriter, TunnelReader, TunnelWriter, carry_disk};
+use dewar_migrate::{
+    FrameReader, FrameWriter, MigrateError, TunnelReader, TunnelWriter, carry_disk, cut_disk,
+};
 use dewar_registry::GuestFolder;
-use dewar_wire::control::FIRST_DISK;
+use dewar_wire::control::{CONTROL, FIRST_DISK};
 use dewar_wire::frame::Side;
 use std::fs;
 use std::io::Write;
-use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,6 +92,7 @@ impl DiskCopies {
         &self,
         guest: &mut QemuGuest,
         within: Duration,
+        control: &ToTheDestination,
         reporter: &dyn Reporter,
     ) -> Result<(), Failure> {
         reporter.stage("copying disks");
@@ -100,8 +103,11 @@ impl DiskCopies {
             if now.has_begun && now.left <= self.fitting(&now, within) {
                 return Ok(());
             }
-            if !now.has_begun || now.left < least {
-                (least, since) = (now.left.min(least), Instant::now());
+            if control.is_lost() {
+                return Err(MigrateError::Ended(CONTROL).into());
+            }
+            if now.left < least {
+                (least, since) = (now.left, Instant::now());
             }
             if since.elapsed() > PATIENCE {
                 let what = "its disks are written faster than they are copied";
@@ -119,10 +125,15 @@ impl DiskCopies {
         (speed * within.as_secs_f64()).max(LITTLE as f64) as u64
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.sockets.len()
+    }
+
     /// Ends their connections: what QEMU has still under way there fails, and is not waited for.
     pub fn cut(&self) {
         for socket in self.open.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let _ = socket.shutdown(Shutdown::Both);
+            cut_disk(socket);
         }
     }
 }

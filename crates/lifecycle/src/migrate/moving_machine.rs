@@ -94,6 +94,11 @@ impl MovingMachine {
         };
         let shared = |disk: &Disk| KeptDisk::of(&here(disk)).map(|it| it.known_as(there(disk)));
         let disks = &found.disks;
+        let is_file = |disk: &&Disk| fs::metadata(here(disk)).is_ok_and(|data| data.is_file());
+        if let Some(disk) = disks.iter().find(|disk| moving.copy && !is_file(disk)) {
+            let what = format!("its disk {} is no file: only files are copied", disk.file);
+            return Err(unfit(what));
+        }
         if moving.copy && disks.len() > usize::from(MOST_DISKS) {
             return Err(unfit(format!("{} disks are too many to be copied", disks.len())));
         }
@@ -142,7 +147,6 @@ impl MovingMachine {
         if !self.folder.is_dir() {
             return Err(missing("the folder that its QEMU runs in", &self.folder));
         }
-        self.require_room()?;
         let advice = "let both hosts reach it by this path, on shared storage, or copy it with \
                       '--with-disks'";
         let is_missing = |disk: &&PathBuf| self.copied.is_empty() && !disk.exists();
@@ -162,7 +166,7 @@ impl MovingMachine {
 
 impl MovingMachine {
     /// That the copies can be made, and that there is room for them.
-    fn require_room(&self) -> Result<(), Failure> {
+    pub fn require_room(&self) -> Result<(), Failure> {
         let refused = |what: String| Failure::new(Code::Unsupported, what);
         let mut needed: HashMap<PathBuf, u64> = HashMap::new();
         for disk in &self.copied {

@@ -50,6 +50,12 @@ impl Place {
         machine.require_files()?;
         let folder = host.registry.guest(&offer.guest)?;
         let lock = free_name(&folder, &offer.instance)?;
+        // Of a try that was killed before anything of it was on record.
+        made_disks::remove(&folder);
+        made_disks::keep(&folder);
+        machine.require_room().inspect_err(|_| {
+            let _ = folder.remove_all();
+        })?;
         let ram_dir = ram_dir(None);
         drop(clear_predecessor(&folder, Some(&ram_dir), NextGuest::Another)?);
         let regions = planned_regions(offer, |id| folder.ram_file(&ram_dir, id))?;

@@ -104,8 +104,11 @@ fn arrive(
         reached: &|step| reporter.reached(step),
     };
     Migrations::new(folder.root()).make()?;
-    let connected = connect(&folder, copied, tunnel.disks, &tunnel.back, session);
-    let begun = connected.and_then(|()| begin(control, offer, tunnel.pages, &memory));
+    // QEMU's NBD server does not wait for long for a client's first word: when the source is about to say it.
+    let begun = begin(control, offer, tunnel.pages, &memory).and_then(|receiver| {
+        connect(&folder, copied, tunnel.disks, &tunnel.back, session)?;
+        Ok(receiver)
+    });
     let receiver = match begun {
         Ok(receiver) => Arc::new(receiver),
         Err(failure) => return give_up(&mut side, control, failure),

@@ -74,7 +74,7 @@ pub fn resume(
         return Err(stays(Failure::new(Code::Failed, "it is not known how to reach it")));
     };
     reporter.stage("asking the other host");
-    let Peer { process, control, pages, .. } = peer.connect(session).map_err(stays)?;
+    let Peer { process: _process, control, pages, .. } = peer.connect(session).map_err(stays)?;
     let guest = name.to_owned();
     let question = match ending {
         Ending::Forward => ToDestination::Resume { guest },
@@ -106,7 +106,6 @@ pub fn resume(
         control: &control,
         ram: ram.as_ref().map_err(Failure::whole),
         pages: pages_in_all,
-        process: &process,
         sender: &sender,
         reporter,
     };

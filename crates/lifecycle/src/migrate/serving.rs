@@ -2,7 +2,7 @@
 //! that it asks for in a post-copy.
 
 use crate::failure::{Code, Failure};
-use crate::migration::{Hands, Running, SourceSide, ToTheDestination};
+use crate::migration::{Hands, SourceSide, ToTheDestination};
 use crate::reporter::Reporter;
 use dewar_capture::cores;
 use dewar_memory::Ram;
@@ -10,7 +10,6 @@ use dewar_migrate::{Heard, MigrateError, PageSender, Postcopy};
 use dewar_units::PageSet;
 use dewar_wire::control::{CONTROL, ToSource};
 use dewar_wire::ownership::{FromDestination, SourceEvent, SourceRecord};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -26,9 +25,6 @@ pub(super) struct Serving<'s> {
     pub ram: Result<&'s Ram, String>,
     /// How many pages it has.
     pub pages: u64,
-    /// The command that leads to the other host: ended where that says nothing any more, so that nobody
-    /// waits for it.
-    pub process: &'s Running,
     pub sender: &'s PageSender,
     pub reporter: &'s dyn Reporter,
 }
@@ -47,16 +43,7 @@ impl Serving<'_> {
     ) -> Result<u64, Failure> {
         let rest = OnceLock::new();
         let failure = Mutex::new(None);
-        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    std::thread::sleep(LOOK);
-                    if self.control.is_lost() {
-                        return self.process.kill();
-                    }
-                }
-            });
             let begin = |lacks: PageSet| -> Result<(), Failure> {
                 let ram = match &self.ram {
                     Ok(ram) => *ram,
@@ -79,7 +66,6 @@ impl Serving<'_> {
             if let Some(rest) = rest.get() {
                 rest.stop();
             }
-            is_over.store(true, Ordering::Relaxed);
             heard
         })?;
         Ok(rest.get().map_or(0, Postcopy::sent))

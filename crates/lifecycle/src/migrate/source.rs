@@ -9,9 +9,9 @@ use super::serving::{Serving, wait_for_epoch};
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
+use crate::migration::ToTheDestination;
 use crate::migration::{Hands, SourceSide};
 use crate::migration::{MigrationRecord, SideRecord};
-use crate::migration::{Running, ToTheDestination};
 use crate::reporter::Reporter;
 use crate::tracking::Tracking;
 use dewar_capture::{Convergence, Epochs, converge, cores};
@@ -64,7 +64,7 @@ pub fn migrate(
     let AttachedGuest { mut guest, folder, lock } = attached;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let accepted = Accepted::reach(&mut guest, &folder, options, false, reporter);
-    let Accepted { process, control, links, disks, tunnel, checked } =
+    let Accepted { process: _process, control, links, disks, tunnel, checked } =
         accepted.map_err(untouched)?;
     let session = control.session();
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
@@ -95,8 +95,7 @@ pub fn migrate(
         false => Ok(None),
     };
     let moved = copies.and_then(|copies| {
-        let to = There { process: &process, control: &control, sender: &sender };
-        let moved = moving.run(&mut guest, &to, copies.as_ref(), options);
+        let moved = moving.run(&mut guest, &sender, &control, copies.as_ref(), options);
         // Where it failed, what QEMU has under way there is not waited for.
         drop(copies);
         moved
@@ -116,13 +115,6 @@ fn is_given(side: &SourceSide<'_>) -> bool {
     matches!(side.machine.record(), Some(Given | Serving | Gone))
 }
 
-/// The way to the other host.
-struct There<'t> {
-    process: &'t Running,
-    control: &'t ToTheDestination,
-    sender: &'t PageSender,
-}
-
 /// A migration under way.
 struct Moving<'m> {
     side: SourceSide<'m>,
@@ -137,11 +129,11 @@ impl Moving<'_> {
     fn run(
         &mut self,
         guest: &mut QemuGuest,
-        to: &There<'_>,
+        sender: &PageSender,
+        control: &ToTheDestination,
         copies: Option<&DiskCopies>,
         options: &MigrateOptions,
     ) -> Result<Migrated, Failure> {
-        let There { process, control, sender } = *to;
         let ram = guest.ram();
         let tracker = track(guest, self.folder, &ram)?;
         guest.drain()?;
@@ -151,13 +143,18 @@ impl Moving<'_> {
         let pages = ram.pages();
         precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
         if let Some(copies) = copies {
-            copies.converge(guest, options.max_downtime / 2, self.reporter)?;
+            copies.converge(guest, options.max_downtime / 2, control, self.reporter)?;
         }
         let mut epochs = Epochs::new(pages, Instant::now());
         let all_at_once = match options.post_copy {
             PostCopy::Always => false,
             _ => self.converge(&mut epochs, &mut precopy, guest, &tracker, options)?,
         };
+        if let Some(copies) = copies {
+            // It may have written more while its memory was sent.
+            copies.converge(guest, options.max_downtime / 2, control, self.reporter)?;
+        }
+        let mirrors = copies.map_or(0, DiskCopies::count);
         self.reporter.stage("moving the guest");
         let stopping = Instant::now();
         let epochs = epochs.all().iter().map(|epoch| epoch.dirty_pages).collect();
@@ -167,7 +164,7 @@ impl Moving<'_> {
             let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
             pauses.begin(Some(options.max_downtime));
-            let state = stop_and_save(guest, checked)?;
+            let state = stop_and_save(guest, checked, mirrors)?;
             let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
             let owed = match all_at_once || dirty.is_empty() {
                 true => Vec::new(),
@@ -189,7 +186,7 @@ impl Moving<'_> {
         self.side.on(SourceEvent::Converged, &mut hands)?;
         self.reporter.reached("sent");
         let reporter = self.reporter;
-        let serving = Serving { control, ram: Ok(&ram), pages, process, sender, reporter };
+        let serving = Serving { control, ram: Ok(&ram), pages, sender, reporter };
         let (runs_at, post_copy_pages) = self.hand_over(&mut hands, &serving)?;
         drop(hands);
         Ok(Migrated {

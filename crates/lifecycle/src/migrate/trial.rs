@@ -59,13 +59,14 @@ pub fn predict(
     let pages: Vec<PageNumber> = used.iter().flat_map(PageRange::pages).step_by(step).collect();
     let before = sums(&ram, &pages);
     let began = Instant::now();
-    let sent = send(&ram, &sender, &pages)?;
-    wait_for_epoch(&accepted.control, 1)?;
+    let sent = send(&ram, &sender, &pages);
+    let arrived = sent.and_then(|sent| wait_for_epoch(&accepted.control, 1).map(|()| sent));
+    // The other host forgets it.
+    let _ = accepted.control.send(&ToDestination::Ownership(FromSource::Abort));
+    let sent = arrived?;
     let seconds = began.elapsed().as_secs_f64();
     let now = sums(&ram, &pages);
     let written = before.iter().zip(&now).filter(|(before, now)| before != now).count();
-    // The other host forgets it.
-    let _ = accepted.control.send(&ToDestination::Ownership(FromSource::Abort));
     let page = PAGE_BYTES as f64;
     let of_all = |sampled: f64| sampled / pages.len().max(1) as f64 * in_use as f64;
     let bytes_per_second = sent as f64 * page / seconds;

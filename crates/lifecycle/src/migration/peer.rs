@@ -60,7 +60,14 @@ impl PeerCommand {
         let from = disks.remove(0);
         let mut process = Running(child);
         match Control::greet(from, pages.another(), session) {
-            Ok(control) => Ok(Peer { process, control, pages, disks }),
+            Ok(control) => {
+                let child = Pid::from_child(&process.0);
+                // What is sent through it waits for it.
+                control.when_silent(move || {
+                    let _ = kill_process(child, Signal::KILL);
+                });
+                Ok(Peer { process, control, pages, disks })
+            }
             Err(error) => {
                 // One that still waits for what we say is not waited for.
                 drop(pages);
@@ -110,11 +117,6 @@ pub(crate) struct Peer {
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Ends it at once.
-    pub fn kill(&self) {
-        let _ = kill_process(Pid::from_child(&self.0), Signal::KILL);
-    }
-
     /// Gives it a moment to end, and says how it did; where it did not it is killed.
     fn end(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + ENDS_WITHIN;
