@@ -31,7 +31,8 @@ impl Ssh {
         }
         // Nothing of the machine's own ssh is touched: the folder is another in that host's view alone.
         let script = format!(
-            "mkdir -p ~/.ssh && mount --bind {} ~/.ssh && exec dropbear -F -E -s -r {} -p {}:2222",
+            "keys=$(getent passwd \"$(id -u)\" | cut -d: -f6)/.ssh && mkdir -p \"$keys\" && \
+             mount --bind {} \"$keys\" && exec dropbear -F -E -s -r {} -p {}:2222",
             here("home"),
             here("host"),
             hosts.b.address(),
