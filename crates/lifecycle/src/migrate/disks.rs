@@ -95,7 +95,6 @@ impl DiskCopies {
         control: &ToTheDestination,
         reporter: &dyn Reporter,
     ) -> Result<(), Failure> {
-        reporter.stage("copying disks");
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
             let now = mirror_progress(guest, self.sockets.len()).map_err(failed)?;

@@ -143,6 +143,7 @@ impl Moving<'_> {
         let pages = ram.pages();
         precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
         if let Some(copies) = copies {
+            self.reporter.stage("copying disks");
             copies.converge(guest, options.max_downtime / 2, control, self.reporter)?;
         }
         let mut epochs = Epochs::new(pages, Instant::now());
