@@ -130,6 +130,33 @@ impl Hosts {
         Ran::of(&output.expect("dewar"))
     }
 
+    /// The same, with this exit code; how the guest is on both hosts then is looked at. Then it is brought to
+    /// its end, and the guest back to A.
+    pub(crate) fn killed_and_back(
+        &mut self,
+        step: &str,
+        line: &[String],
+        code: i32,
+        is_as_it_should: &dyn Fn(&[String; 2]) -> bool,
+    ) {
+        let after = format!("killed at '{step}'");
+        let ran = self.line_killed_at(step, line);
+        assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
+        let mut found = self.quiet_states(&after);
+        if step == "sent" && found[1] == "arriving" {
+            self.b.dewar(&["migrate", "g", "--abort"]).done();
+            found = self.quiet_states(&after);
+        }
+        assert!(is_as_it_should(&found), "{after}: {found:?}, {}", ran.stderr);
+        if found[0] == "given away" {
+            self.a.dewar(&["migrate", "g", "--resume"]).done();
+        } else if found[1] == "arriving" {
+            // Its source has forgotten it; what it offers anew takes its place.
+            Self::migrate(&self.a, &self.b, &["--max-downtime", "1s"]).done();
+        }
+        self.bring_back(&after);
+    }
+
     /// Brings the guest back to A.
     pub(crate) fn bring_back(&mut self, after: &str) {
         if self.assert_on_one(after) {
@@ -198,6 +225,7 @@ fn killed_at_every_step_it_runs_on_one_host() {
     // The step, whether it is the source's, and how the guest is on both hosts then.
     let given = ["given away", "arriving"];
     let stays = ["running", "-"];
+    let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
     for (step, code, states) in [
         ("guarded", -1, stays),
         ("sending memory", -1, stays),
@@ -217,22 +245,7 @@ fn killed_at_every_step_it_runs_on_one_host() {
         ("let run", 5, ["given away", "running"]),
         ("running", 5, ["given away", "running"]),
     ] {
-        let after = format!("killed at '{step}'");
-        let ran = hosts.killed_at(step, &[]);
-        assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
-        let mut found = hosts.quiet_states(&after);
-        if step == "sent" && found[1] == "arriving" {
-            hosts.b.dewar(&["migrate", "g", "--abort"]).done();
-            found = hosts.quiet_states(&after);
-        }
-        assert_eq!(found, states.map(str::to_owned), "{after}: {}", ran.stderr);
-        if found[0] == "given away" {
-            hosts.a.dewar(&["migrate", "g", "--resume"]).done();
-        } else if found[1] == "arriving" {
-            // Its source has forgotten it; what it offers anew takes its place.
-            Hosts::migrate(&hosts.a, &hosts.b, &["--max-downtime", "1s"]).done();
-        }
-        hosts.bring_back(&after);
+        hosts.killed_and_back(step, &line, code, &|found| found == &states.map(str::to_owned));
     }
 }
 

@@ -90,24 +90,11 @@ fn killed_while_it_lacks_memory_it_loses_none() {
         ("all has come", 5, given),
         ("running", 5, given),
     ] {
-        let after = format!("killed at '{step}'");
-        let ran = hosts.line_killed_at(step, &line);
-        assert_eq!(ran.code, code, "{after}: {}", ran.stderr);
-        let mut found = hosts.quiet_states(&after);
-        if step == "sent" && found[1] == "arriving" {
-            hosts.b.dewar(&["migrate", "g", "--abort"]).done();
-            found = hosts.quiet_states(&after);
-        }
-        // One that waits for a page may not answer.
-        let is_as_it_should = found[0] == states[0]
-            && (found[1] == states[1] || states == given && found[1] == "silent");
-        assert!(is_as_it_should, "{after}: {found:?}, {}", ran.stderr);
-        if found[0] == "given away" {
-            hosts.a.dewar(&["migrate", "g", "--resume"]).done();
-        } else if found[1] == "arriving" {
-            Hosts::migrate(&hosts.a, &hosts.b, &["--max-downtime", "1s"]).done();
-        }
-        hosts.bring_back(&after);
+        hosts.killed_and_back(step, &line, code, &|found| {
+            // One that waits for a page may not answer.
+            found[0] == states[0]
+                && (found[1] == states[1] || states == given && found[1] == "silent")
+        });
     }
 }
 
