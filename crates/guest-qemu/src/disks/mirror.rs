@@ -111,6 +111,10 @@ fn progress(qmp: &mut Qmp, mirrors: usize) -> Result<MirrorProgress, DiskError> 
 
 /// Lets the jobs copy what is left and end; the guest stands still.
 pub(crate) fn finish(qmp: &mut Qmp, mirrors: usize) -> Result<(), DiskError> {
+    if mirrors == 0 {
+        // Nothing is asked in the pause.
+        return Ok(());
+    }
     // A job is ready when there was a moment in which nothing was left: while the guest writes, and the
     // other host is far, there may be none. Cancelled before, it ends in the middle of its copy.
     let deadline = Instant::now() + READY_WITHIN;
