@@ -198,7 +198,8 @@ fn take_part(
                 };
                 state.extend_from_slice(&bytes);
                 let most = MOST_STATE_BYTES + memory.pages().div_ceil(8);
-                if (state.len() as u64) < (stopped.state_bytes + stopped.owed_bytes).min(most) {
+                let wanted = stopped.state_bytes.saturating_add(stopped.owed_bytes);
+                if (state.len() as u64) < wanted.min(most) {
                     continue;
                 }
                 match coming.load(side, stopped, std::mem::take(state)) {
