@@ -64,8 +64,13 @@ impl Place {
         let owned_ram = make_ram_files(&regions, 0, room)?;
         let nobody = ProcessId { pid: 0, started: 0, boot: 0 };
         let line = (program, machine.arguments.clone());
-        let record =
-            GuestRecord::new(&offer.guest, nobody, line, machine.folder, folder.file("qmp.sock"));
+        let record = GuestRecord::new(
+            &offer.guest,
+            nobody,
+            line,
+            machine.folder.clone(),
+            folder.file("qmp.sock"),
+        );
         let record = GuestRecord {
             ram,
             owned_ram,
@@ -85,24 +90,32 @@ impl Place {
         made_disks::make(&folder, files).inspect_err(|_| undo(&folder, &record))?;
         reporter.stage("starting QEMU");
         let started = start_on(&folder, &record, &machine.machine).and_then(|mut started| {
-            if offer.post_copy {
-                // That its memory can be served is known before the source begins.
-                let possible = try_to_serve(&mut started.0);
-                possible.inspect_err(|_| {
-                    kill(&started.0.record().process);
-                })?;
-            }
-            if !machine.copied.is_empty() {
-                let exported = export(&folder, started.0.qmp(), &machine.copied);
-                exported.inspect_err(|_| {
-                    kill(&started.0.record().process);
-                })?;
-            }
+            let prepared = prepare_arrival(&folder, &mut started.0, offer, &machine);
+            prepared.inspect_err(|_| {
+                kill(&started.0.record().process);
+            })?;
             Ok(started)
         });
         let (incoming, memory) = started.inspect_err(|_| undo(&folder, &record))?;
         Ok(Self { folder, incoming, memory, copied: machine.copied.len(), lock })
     }
+}
+
+/// Prepares what a guest needs beside its QEMU.
+fn prepare_arrival(
+    folder: &GuestFolder,
+    incoming: &mut Incoming,
+    offer: &Offer,
+    machine: &MovingMachine,
+) -> Result<(), Failure> {
+    if offer.post_copy {
+        // That its memory can be served is known before the source begins.
+        try_to_serve(incoming)?;
+    }
+    if !machine.copied.is_empty() {
+        export(folder, incoming.qmp(), &machine.copied)?;
+    }
+    Ok(())
 }
 
 /// That touches of a guest's memory can be answered.
