@@ -11,21 +11,18 @@ pub use state::{ServerState, lacks_server, server_alive, what_brings_the_rest};
 use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;
 use crate::helper::Helper;
+use crate::process::unless_hopeless;
 use dewar_guest_qemu::Incoming;
-use dewar_guest_qemu::launch::kill;
 use dewar_memory::UffdOrigin;
 use dewar_registry::{GuestFolder, ProcessId};
 use go::Go;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a state that is loaded waits for pages of which some are damaged.
 const DAMAGE: Duration = Duration::from_secs(3);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// A server that reads an image's page table while its guest is being made.
 /// Dropped before [`Prepared::attach`], it ends.
@@ -103,19 +100,8 @@ pub fn load_served(
 ) -> Result<(), Failure> {
     let began = Instant::now();
     let record = &guest.record().clone();
-    let loaded = std::thread::scope(|scope| {
-        let (loading, loaded) = mpsc::channel::<()>();
-        scope.spawn(move || {
-            while let Err(mpsc::RecvTimeoutError::Timeout) = loaded.recv_timeout(LOOK) {
-                if began.elapsed() > DAMAGE && ServerState::of(folder, record).damaged {
-                    kill(&record.process);
-                }
-            }
-        });
-        let result = guest.load(device_state);
-        drop(loading);
-        result
-    });
+    let is_damaged = || began.elapsed() > DAMAGE && ServerState::of(folder, record).damaged;
+    let loaded = unless_hopeless(&record.process, is_damaged, || guest.load(device_state));
     loaded.map_err(|error| match ServerState::of(folder, record).problem {
         Some(problem) => Failure::new(
             Code::Failed,

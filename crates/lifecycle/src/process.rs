@@ -3,12 +3,15 @@
 use crate::failure::{Code, Failure};
 use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::{Qmp, QmpError};
-use dewar_registry::GuestRecord;
+use dewar_registry::{GuestRecord, ProcessId};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// How long QEMU itself may take to end, and to answer that it will.
 const QUIT_WITHIN: Duration = Duration::from_secs(2);
 const SERVER_WITHIN: Duration = Duration::from_secs(3);
+/// How often it is looked whether waiting is hopeless.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Connects to a guest's QEMU.
 ///
@@ -54,4 +57,26 @@ pub fn await_page_server(record: &GuestRecord) {
             kill(&server);
         }
     }
+}
+
+/// Does something that waits for a QEMU which has not run its guest, and may itself wait for a page that never
+/// comes: it is ended as soon as that is hopeless.
+pub(crate) fn unless_hopeless<T>(
+    process: &ProcessId,
+    is_hopeless: impl Fn() -> bool + Send,
+    work: impl FnOnce() -> T,
+) -> T {
+    std::thread::scope(|scope| {
+        let (working, done) = channel::<()>();
+        scope.spawn(move || {
+            while done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                if is_hopeless() {
+                    kill(process);
+                }
+            }
+        });
+        let result = work();
+        drop(working);
+        result
+    })
 }

@@ -10,14 +10,14 @@ use crate::frozen_state::unloadable;
 use crate::host::Host;
 use crate::migration::{DestinationSide, ToTheSource, shards};
 use crate::migration::{MigrationRecord, SideRecord};
+use crate::process::unless_hopeless;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::end_exports;
-use dewar_guest_qemu::launch::kill;
 use dewar_migrate::{
     Control, DirectListener, FrameReader, Heard, Identity, MigrateError, NewMemory, PageReceiver,
     TunnelReader, TunnelWriter, take_apart,
 };
-use dewar_registry::{GuestFolder, Migrations, ProcessId};
+use dewar_registry::{GuestFolder, Migrations};
 use dewar_units::PageSet;
 use dewar_wire::control::{
     CONTROL, Listening, MOST_STATE_BYTES, Offer, Stopped, ToDestination, ToSource,
@@ -26,7 +26,6 @@ use dewar_wire::frame::Side;
 use dewar_wire::ownership::{Destination, DestinationEvent, DestinationRecord, FromSource};
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Connections of pages that are listened for, at most.
@@ -320,39 +319,20 @@ impl Coming<'_> {
             }
         };
         let process = incoming.record().process;
-        let loaded = while_served(control, &process, service.as_ref(), || {
+        let load = || match stopped.was_running {
             // The host that it leaves lets a guest that stood still stand, and needs no disks for that. Here
             // they would stay inactive until it is let run, and QEMU could not save it before.
-            match stopped.was_running {
-                true => incoming.load_to_be_given(state),
-                false => incoming.load(state),
+            true => incoming.load_to_be_given(state),
+            false => incoming.load(state),
+        };
+        let loaded = match &service {
+            Some(service) => {
+                let is_hopeless = || control.is_lost() || service.has_failed();
+                unless_hopeless(&process, is_hopeless, load)
             }
-        });
+            None => load(),
+        };
         loaded.map_err(|error| unloadable(folder, &error))?;
         Ok(service)
     }
-}
-
-/// Does something with a guest's QEMU that may wait for a page of the source, if that serves it: where the
-/// page never comes QEMU, which has not run the guest, is ended.
-fn while_served<T>(
-    control: &ToTheSource,
-    process: &ProcessId,
-    service: Option<&OwedService>,
-    work: impl FnOnce() -> T,
-) -> T {
-    let Some(service) = service else { return work() };
-    std::thread::scope(|scope| {
-        let (working, done) = channel::<()>();
-        scope.spawn(move || {
-            while done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                if control.is_lost() || service.has_failed() {
-                    kill(process);
-                }
-            }
-        });
-        let result = work();
-        drop(working);
-        result
-    })
 }
