@@ -4,20 +4,35 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+started=()
+trap 'rm -f "$log"; kill "${started[@]}" 2>/dev/null || true' EXIT
+# A set of tests that runs longer hangs: the longest takes 15 minutes, and a sweep hours.
+limit=2400
 export RUST_BACKTRACE=0
 began=$SECONDS
 failed=()
-# One set of tests, so many at a time.
+# One set of tests, so many at a time. They write to a file, which is shown as it grows: in a pipe, what a
+# failed test left running would keep this script waiting for its end.
 tests() {
-    local name=$1 threads=$2
+    local name=$1 threads=$2 ended=0
     shift 2
-    cargo test --workspace --no-fail-fast "$@" -- --test-threads="$threads" --nocapture 2>&1 | tee -a "$log" ||
-        failed+=("$name")
+    tail -n 0 -f "$log" &
+    started=("$!")
+    timeout --kill-after=20 "$limit" cargo test --workspace --no-fail-fast "$@" -- \
+        --test-threads="$threads" --nocapture >>"$log" 2>&1 &
+    started+=("$!")
+    wait "${started[1]}" || ended=$?
+    # tail looks once a second.
+    sleep 1.5
+    kill "${started[0]}"
+    started=()
+    if [ "$ended" = 124 ]; then echo "test: $name did not end within $limit s"; fi
+    if [ "$ended" != 0 ]; then failed+=("$name"); fi
     echo "test: $name done after $((SECONDS - began)) s"
 }
 if [ "${1:-}" = sweeps ]; then
     export DEWAR_TEST_SWEEP=all
+    limit=36000
 fi
 cargo test --workspace -q --no-run
 echo "test: built after $((SECONDS - began)) s"

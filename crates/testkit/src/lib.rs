@@ -29,7 +29,9 @@ pub use lab::{Lab, Ran, TestGuest};
 pub use link::{Lane, LinkSpeed, carry};
 pub use load::{Hogs, LoggedJob, PeriodicTask, jobs_of, step_words};
 pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
-pub use process::{is_alive, kill, signal_stop, spawn_first, wait_until, wait_while_alive};
+pub use process::{
+    is_alive, kill, listens, signal_stop, spawn_first, wait_until, wait_while_alive,
+};
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use slow_disk::SlowDisk;
 pub use small_disk::SmallDisk;

@@ -1,5 +1,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::gettid;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -45,6 +47,12 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
         assert!(Instant::now() < deadline, "{what}: not within {within:?}");
         std::thread::sleep(Duration::from_millis(3));
     }
+}
+
+/// Whether connections to a Unix socket are taken: its file is there a little before.
+#[must_use]
+pub fn listens(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
 }
 
 /// Waits until a process has ended.

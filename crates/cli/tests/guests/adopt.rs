@@ -3,16 +3,16 @@
 use crate::common;
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
-    Console, GuestSpec, Lab, Ran, guest_files, kill, wait_until, wait_while_alive,
+    Console, GuestSpec, Lab, Ran, guest_files, kill, listens, wait_until, wait_while_alive,
 };
 use rustix::process::Signal;
 use serde_json::json;
-use std::path::Path;
+use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Starts a QEMU by hand; `user` by another user's rights.
-fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std::path::PathBuf) {
+fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (ByHand, std::path::PathBuf) {
     let folder = lab.guest_folder(name).expect("folder");
     let spec = GuestSpec { memory_mib: 192, ..GuestSpec::default() };
     let mut line = spec.command(&folder).expect("command");
@@ -56,9 +56,41 @@ fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (Child, std
             command
         }
     };
-    let child = command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    wait_until("the QMP socket", Duration::from_secs(20), || Path::new(&qmp).exists());
-    (child.expect("QEMU"), qmp)
+    command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null());
+    let child = ByHand(command.spawn().expect("QEMU"));
+    wait_until("the QMP socket", Duration::from_secs(20), || listens(&qmp));
+    (child, qmp)
+}
+
+/// A QEMU that a test started, and that does not outlive it.
+struct ByHand(Child);
+
+impl ByHand {
+    fn end(mut self) {
+        self.0.kill().expect("kill");
+        self.0.wait().expect("wait");
+    }
+}
+
+impl Deref for ByHand {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for ByHand {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for ByHand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]
@@ -144,23 +176,21 @@ fn a_guest_of_another_user_is_adopted_saved_and_restored() {
 #[test]
 fn what_is_missing_is_said_exactly_and_nothing_is_changed() {
     let lab = common::lab();
-    let (mut child, qmp) = start(&lab, "plain", &[], None);
+    let (child, qmp) = start(&lab, "plain", &[], None);
     let qmp = qmp.display().to_string();
     lab.dewar(&["adopt", "plain", "--qmp", &qmp])
         .failed(4, &["'pc.ram' is not a file", "memory-backend-file", "share=on"]);
     assert_eq!(lab.ps("plain"), None);
     // Again: the first try left nothing behind.
     lab.dewar(&["adopt", "plain", "--qmp", &qmp]).failed(4, &["is not a file"]);
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    child.end();
 
     let object = "memory-backend-file,id=m,size=192M,mem-path=/dev/shm";
-    let (mut child, qmp) =
+    let (child, qmp) =
         start(&lab, "private", &["-object", object, "-machine", "memory-backend=m"], None);
     let qmp = qmp.display().to_string();
     lab.dewar(&["adopt", "private", "--qmp", &qmp]).failed(4, &["lacks share=on"]);
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    child.end();
     lab.dewar(&["adopt", "x", "--qmp", "/nowhere"]).failed(1, &["/nowhere"]);
 }
 
@@ -171,7 +201,7 @@ fn a_guest_that_is_forgotten_is_left_as_it_was() {
     let ram = format!("/dev/shm/adopt-test-{}-forgotten", std::process::id());
     let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
     let line = ["-object", &object, "-machine", "memory-backend=m"];
-    let (mut child, qmp) = start(&lab, "a", &line, None);
+    let (child, qmp) = start(&lab, "a", &line, None);
     lab.dewar(&["adopt", "a", "--qmp", &qmp.display().to_string()]).done();
     lab.dewar(&["checkpoint", "a"]).done();
     let bitmaps = || {
@@ -187,8 +217,7 @@ fn a_guest_that_is_forgotten_is_left_as_it_was() {
     assert!(bitmaps() > 0 && is_tracked());
     lab.dewar(&["rm", "a"]).done();
     let left = (bitmaps(), is_tracked());
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    child.end();
     let _ = std::fs::remove_file(&ram);
     assert_eq!(left, (0, false));
 }
@@ -200,19 +229,18 @@ fn who_answers_on_a_guests_socket_may_be_another() {
     let ram = format!("/dev/shm/adopt-test-{}-twice", std::process::id());
     let object = format!("memory-backend-file,id=m,size=192M,mem-path={ram},share=on");
     let options = ["-object", &object, "-machine", "memory-backend=m"];
-    let (mut first, qmp) = start(&lab, "a", &options, None);
+    let (first, qmp) = start(&lab, "a", &options, None);
     lab.dewar(&["adopt", "a", "--qmp", &qmp.display().to_string()]).done();
     std::fs::remove_file(&qmp).expect("its name");
     let own = format!("unix:{},server=on,wait=off", qmp.display());
-    let (mut second, _) = start(&lab, "b", &["-qmp", &own], None);
-    wait_until("the second's socket", Duration::from_secs(20), || qmp.exists());
+    let (second, _) = start(&lab, "b", &["-qmp", &own], None);
+    wait_until("the second's socket", Duration::from_secs(20), || listens(&qmp));
     for words in [&["stop", "a"][..], &["checkpoint", "a"], &["freeze", "a"]] {
         lab.dewar(words).failed(1, &["another process"]);
     }
-    for child in [&mut first, &mut second] {
+    for mut child in [first, second] {
         assert!(child.try_wait().expect("wait").is_none(), "it runs on");
-        child.kill().expect("kill");
-        child.wait().expect("wait");
+        child.end();
     }
     let _ = std::fs::remove_file(&ram);
 }

@@ -185,7 +185,7 @@ fn a_disk_on_a_server_for_one_is_not_moved() {
             .args([&socket, &disk])
             .spawn()
             .expect("qemu-nbd");
-        wait_until("the server", Duration::from_secs(10), || socket.exists());
+        wait_until("the server", Duration::from_secs(10), || dewar_testkit::listens(&socket));
         let drive = format!("file=nbd+unix:///?socket={},format=raw,if=virtio", socket.display());
         let mut guest = start(&lab, ["-drive".to_owned(), drive].to_vec());
         let began = Instant::now();
