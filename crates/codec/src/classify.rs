@@ -34,7 +34,8 @@ pub fn classify(page: &[u8]) -> PageKind {
     }
 }
 
-fn is_zero(page: &[u8]) -> bool {
+/// Whether there are only zeros.
+pub fn is_zero(page: &[u8]) -> bool {
     page.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 

@@ -45,6 +45,11 @@ impl Feed {
         self.planner.taken(bytes as u64, self.began.elapsed());
     }
 
+    /// Whether the sink has so much before it that the threads may do more than they must.
+    pub fn is_busy(&self) -> bool {
+        self.planner.is_busy()
+    }
+
     /// The codec of a frame of pages, where so many bytes are left of its piece.
     fn codec(&self, left: usize) -> Codec {
         match self.compression {

@@ -39,6 +39,9 @@ pub enum CodecError {
         /// Bytes that the frame's header promises.
         expected: usize,
     },
+    /// Words that differ end too soon, or there are none where there should be.
+    #[error("a page of words that differ ends in the middle of one")]
+    WordsCutShort,
     /// The codec's library failed.
     #[error("{codec:?} failed: {cause}")]
     Library {

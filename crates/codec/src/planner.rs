@@ -162,7 +162,7 @@ impl Planner {
         let time = state.backlog as f64 / state.speed();
         let hardest = CODECS.into_iter().zip(&state.codecs);
         let hardest = hardest.min_by(|(_, one), (_, other)| one.ratio.total_cmp(&other.ratio));
-        let is_full = state.backlog as f64 >= NEARLY_FULL * self.room as f64;
+        let is_full = state.is_busy(self.room);
         let keeps_up = |known: &Known| {
             let made = state.threads * state.made(known) / (known.cost + state.other);
             made >= MARGIN * state.speed()
@@ -182,6 +182,11 @@ impl Planner {
     /// How many bytes make a piece full, of so many at most.
     pub fn piece_bytes(&self, most: u64) -> u64 {
         if self.lock().is_measured() { most } else { most.min(FIRST_PIECE_BYTES) }
+    }
+
+    /// Whether the sink has nearly as much before it as it may be given.
+    pub fn is_busy(&self) -> bool {
+        self.lock().is_busy(self.room)
     }
 
     /// Says what a codec made of a frame, and what the thread did before.
@@ -239,6 +244,10 @@ impl State {
     /// Bytes that go into a piece with a byte of pages.
     fn made(&self, known: &Known) -> f64 {
         (known.ratio + self.beside).max(LEAST_RATIO)
+    }
+
+    fn is_busy(&self, room: u64) -> bool {
+        self.backlog as f64 >= NEARLY_FULL * room as f64
     }
 
     fn is_measured(&self) -> bool {

@@ -141,6 +141,15 @@ impl NewRam {
         punch_hole(&self.file, offset, bytes)
     }
 
+    /// Reads at a distance from the start.
+    ///
+    /// # Errors
+    /// Where the file cannot be read.
+    pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), KernelError> {
+        let read = self.file.read_exact_at(bytes, offset);
+        read.map_err(|cause| KernelError::new("read", "a guest's RAM file", cause))
+    }
+
     /// Writes at a distance from the start.
     ///
     /// # Errors

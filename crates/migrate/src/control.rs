@@ -64,7 +64,8 @@ impl Reading {
 
 /// What this code can.
 fn ours() -> Hello {
-    Hello::ours(Features::LZ4.union(Features::ZSTD).union(Features::POST_COPY))
+    let codecs = Features::LZ4.union(Features::ZSTD);
+    Hello::ours(codecs.union(Features::POST_COPY).union(Features::REFERENCES))
 }
 
 impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {

@@ -1,6 +1,7 @@
 use dewar_codec::CodecError;
 use dewar_guest::GuestError;
 use dewar_memory::KernelError;
+use dewar_units::PageNumber;
 use dewar_wire::control::CONTROL;
 use dewar_wire::frame::FrameError;
 use dewar_wire::hello::HelloError;
@@ -32,6 +33,9 @@ pub enum MigrateError {
     /// What arrived is no pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
+    /// A page is said to be like one that is not there to be compared with.
+    #[error("a page that arrived refers to page {0}, which has not come on its connection")]
+    Refers(PageNumber),
     /// A frame that has no place here.
     #[error("a frame that is not due arrived on {}", connection(*.0))]
     Unexpected(u16),

@@ -99,6 +99,21 @@ impl NewMemory {
         Ok(())
     }
 
+    /// Reads a page that was written.
+    ///
+    /// # Errors
+    /// Where the memory is in use, and another may write it; where it cannot be read.
+    ///
+    /// # Panics
+    /// Where there is no such page.
+    pub(crate) fn read(&self, page: PageNumber, into: &mut [u8]) -> Result<(), MigrateError> {
+        if self.owed.get().is_some() {
+            return Err(MigrateError::Refers(page));
+        }
+        let (region, file) = self.region_of(page);
+        Ok(file.read_at(into, (page.0 - region.start.0) * PAGE_BYTES as u64)?)
+    }
+
     fn region_of(&self, page: PageNumber) -> (&PageRange, &NewRam) {
         let found = self.regions.iter().find(|(range, _)| range.contains(page));
         let (range, file) = found.unwrap_or_else(|| panic!("page {page} of {}", self.pages()));

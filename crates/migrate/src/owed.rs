@@ -9,7 +9,7 @@ use crate::MigrateError;
 use dewar_codec::FrameDecoder;
 use dewar_memory::{FaultServer, Faults, ProcessHandle, Ram, UffdOrigin};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use dewar_wire::pages::{Entry, entries};
+use dewar_wire::pages::{Entry, Form, entries};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -146,10 +146,15 @@ impl OwedMemory {
         for entry in entries(payload, self.pages()) {
             match entry? {
                 Entry::Zeros(range) => self.place_zeros(range)?,
-                Entry::Encoded { pages, codec, bytes } => {
+                Entry::Encoded { pages, form: Form::Frame(codec), bytes } => {
                     decoder.decode(codec, bytes, pages.len() * PAGE_BYTES, &mut expanded)?;
                     self.place(&pages, &expanded)?;
                 }
+                // What it was compared with the guest may have written since.
+                Entry::Encoded { pages, form: Form::Words(_), .. } => {
+                    return Err(MigrateError::Refers(pages[0]));
+                }
+                Entry::Same(pairs) => return Err(MigrateError::Refers(pairs[0].1)),
             }
         }
         Ok(())

@@ -1,15 +1,16 @@
 //! The source's part of a post-copy: the pages that it still has, those that are asked for first.
 //!
 //! The guest stands still here, so each page has one version and is sent once; a page that is asked for
-//! while it is on its way in the background is not sent again. The background goes on behind the page that
-//! was asked for last: what lies there is likely to be touched next.
+//! while it is on its way in the background is not sent again. It refers to no other page: the guest runs
+//! there, and may have written that one. The background goes on behind the page that was asked for last: what
+//! lies there is likely to be touched next.
 
 use crate::MigrateError;
 use crate::send::PageSender;
 use dewar_codec::{Codec, FrameEncoder, PageCodec};
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use dewar_wire::pages::{MOST_PAGES, put_pages};
+use dewar_wire::pages::{Form, MOST_PAGES, put_pages};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -95,7 +96,7 @@ impl<'p> Postcopy<'p> {
             }
             self.ram.copy_page(page, &mut bytes);
             let codec = encoder.encode(&bytes, &mut encoded)?;
-            put_pages(&mut payload, &[page], codec, &encoded);
+            put_pages(&mut payload, &[page], Form::Frame(codec), &encoded);
             self.sent.fetch_add(1, Ordering::Relaxed);
         }
         Ok(payload)

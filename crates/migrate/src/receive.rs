@@ -6,10 +6,10 @@
 use crate::MigrateError;
 use crate::frames::FrameReader;
 use crate::new_memory::NewMemory;
-use dewar_codec::FrameDecoder;
-use dewar_units::{PAGE_BYTES, PageSet};
+use dewar_codec::{CodecError, FrameDecoder, WordBase, decode_words};
+use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
 use dewar_wire::frame::Kind;
-use dewar_wire::pages::{Entry, entries};
+use dewar_wire::pages::{Entry, Form, MOST_PAGES, entries};
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -202,14 +202,72 @@ impl Write<'_> {
                 self.received.pages += range.count();
                 self.memory.write_zeros(range, self.written)
             }
-            Entry::Encoded { pages, codec, bytes } => {
-                self.decoder.decode(codec, bytes, pages.len() * PAGE_BYTES, self.expanded)?;
-                self.received.pages += pages.len() as u64;
-                for page in &pages {
-                    self.written.insert(*page);
+            Entry::Encoded { pages, form, bytes } => {
+                self.expand(&pages, form, bytes)?;
+                self.write(&pages)
+            }
+            Entry::Same(pairs) => pairs.chunks(MOST_PAGES).try_for_each(|pairs| self.same(pairs)),
+        }
+    }
+
+    /// Expands pages to what they are.
+    fn expand(
+        &mut self,
+        pages: &[PageNumber],
+        form: Form,
+        mut bytes: &[u8],
+    ) -> Result<(), MigrateError> {
+        let size = pages.len() * PAGE_BYTES;
+        let base = match form {
+            Form::Frame(codec) => {
+                return Ok(self.decoder.decode(codec, bytes, size, self.expanded)?);
+            }
+            Form::Words(base) => base,
+        };
+        self.expanded.resize(size, 0);
+        for (index, page) in pages.iter().enumerate() {
+            if base == WordBase::PagePresent {
+                self.read(*page, index)?;
+            }
+            let place = &mut self.expanded[index * PAGE_BYTES..][..PAGE_BYTES];
+            decode_words(&mut bytes, base, place)?;
+        }
+        match bytes.is_empty() {
+            true => Ok(()),
+            false => Err(CodecError::WordsCutShort.into()),
+        }
+    }
+
+    /// Copies pages from others; several from one are read once.
+    fn same(&mut self, pairs: &[(PageNumber, PageNumber)]) -> Result<(), MigrateError> {
+        self.expanded.resize(pairs.len() * PAGE_BYTES, 0);
+        for (index, (_, other)) in pairs.iter().enumerate() {
+            let place = index * PAGE_BYTES;
+            match pairs[..index].iter().position(|(_, known)| known == other) {
+                Some(known) => {
+                    let known = known * PAGE_BYTES;
+                    self.expanded.copy_within(known..known + PAGE_BYTES, place);
                 }
-                self.memory.write(&pages, self.expanded)
+                None => self.read(*other, index)?,
             }
         }
+        let pages: Vec<PageNumber> = pairs.iter().map(|(page, _)| *page).collect();
+        self.write(&pages)
+    }
+
+    /// Reads a page that came on this connection into its place among those that are expanded.
+    fn read(&mut self, page: PageNumber, index: usize) -> Result<(), MigrateError> {
+        if !self.written.contains(page) {
+            return Err(MigrateError::Refers(page));
+        }
+        self.memory.read(page, &mut self.expanded[index * PAGE_BYTES..][..PAGE_BYTES])
+    }
+
+    fn write(&mut self, pages: &[PageNumber]) -> Result<(), MigrateError> {
+        self.received.pages += pages.len() as u64;
+        for page in pages {
+            self.written.insert(*page);
+        }
+        self.memory.write(pages, self.expanded)
     }
 }

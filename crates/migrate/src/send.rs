@@ -1,4 +1,4 @@
-//! Sending pages: threads encode, and one thread a connection sends.
+//! Sending pages: threads encode ([`PageSink`]), and one thread a connection sends.
 //!
 //! ```text
 //!  worker 1: pages --frames of 16--> batch for each connection --+--> queue --> connection 0
@@ -11,22 +11,27 @@
 
 use crate::MigrateError;
 use crate::frames::FrameWriter;
-use dewar_codec::{Codec, Compression, Feed, MeasuredEncoder, PageKind, classify};
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use crate::sent::{Fingerprints, SentMemory, Versions};
+use crate::sink::PageSink;
+use dewar_codec::{Codec, Compression, Feed};
+use dewar_units::{PAGE_BYTES, PageNumber};
 use dewar_wire::frame::{HEADER_BYTES, Kind};
-use dewar_wire::pages::{MOST_PAGES, entry_bytes, put_pages, put_zeros};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Pages that lie together and go by the same connection: those that a worker takes at a time.
 const TOGETHER: u64 = 512;
 /// A batch is sent when it has so many bytes.
-const BATCH_BYTES: usize = 512 << 10;
+pub(crate) const BATCH_BYTES: usize = 512 << 10;
 /// Batches that wait for a connection.
 const WAITING: usize = 2;
+
+/// The share of the guest's memory that is kept as copies of what was sent, and their most.
+const COPIES_SHARE: u64 = 4;
+const MOST_COPIES: u64 = 1 << 30;
 
 /// A connection's thread.
 type SenderThread = JoinHandle<Result<(), MigrateError>>;
@@ -41,9 +46,25 @@ enum Message {
 pub struct PageSender {
     queues: Vec<SyncSender<Message>>,
     threads: Vec<Mutex<Option<SenderThread>>>,
-    feed: Arc<Feed>,
+    pub(crate) feed: Arc<Feed>,
     bytes: Arc<AtomicU64>,
     level: i32,
+    /// For each connection, where pages may refer to what was sent.
+    sent: Vec<Mutex<Sent>>,
+    related: Related,
+}
+
+/// What was sent over a connection.
+pub(crate) struct Sent {
+    pub(crate) fingerprints: Fingerprints,
+    pub(crate) versions: Versions,
+}
+
+/// How many pages were sent as what they have in common with others.
+#[derive(Debug, Default)]
+pub(crate) struct Related {
+    pub(crate) same: AtomicU64,
+    pub(crate) deltas: AtomicU64,
 }
 
 impl PageSender {
@@ -65,7 +86,25 @@ impl PageSender {
             threads.push(Mutex::new(Some(thread)));
             queues.push(queue);
         }
-        Self { queues, threads, feed, bytes, level }
+        Self { queues, threads, feed, bytes, level, sent: Vec::new(), related: Related::default() }
+    }
+
+    /// Lets the pages of a guest, of so many, refer to what was sent before: the other side must know how
+    /// to read that ([`Features::REFERENCES`](dewar_wire::hello::Features::REFERENCES)). Where all are to be
+    /// sent as they are, they are.
+    #[must_use]
+    pub fn with_references(mut self, pages: u64, compression: Compression) -> Self {
+        if compression == Compression::Only(Codec::Raw) {
+            return self;
+        }
+        let connections = self.queues.len() as u64;
+        let copies = (pages * PAGE_BYTES as u64 / COPIES_SHARE).min(MOST_COPIES) / connections;
+        let sent = || {
+            let fingerprints = Fingerprints::new(pages / connections);
+            Mutex::new(Sent { fingerprints, versions: Versions::new(copies as usize) })
+        };
+        self.sent = (0..connections).map(|_| sent()).collect();
+        self
     }
 
     /// How many bytes were sent.
@@ -73,11 +112,52 @@ impl PageSender {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// One thread's way in.
+    /// How many pages were sent as the same as another.
+    pub fn same_pages(&self) -> u64 {
+        self.related.same.load(Ordering::Relaxed)
+    }
+
+    /// How many pages were sent as words that differ from the version before.
+    pub fn delta_pages(&self) -> u64 {
+        self.related.deltas.load(Ordering::Relaxed)
+    }
+
+    /// One thread's way in, for pages that stand each for itself.
     pub fn sink(&self) -> PageSink<'_> {
-        let batches = self.queues.iter().map(|_| Batch::default()).collect();
-        let encoder = MeasuredEncoder::new(self.level);
-        PageSink { sender: self, batches, encoder, payload: Vec::new() }
+        PageSink::new(self, None)
+    }
+
+    /// One thread's way in, for pages of this memory, which may refer to what was sent before.
+    pub fn sink_of<'s>(&'s self, memory: &'s dyn SentMemory) -> PageSink<'s> {
+        PageSink::new(self, Some(memory))
+    }
+
+    /// Which connection a page goes by.
+    pub(crate) fn shard_of(&self, page: PageNumber) -> usize {
+        (page.0 / TOGETHER % self.queues.len() as u64) as usize
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.queues.len()
+    }
+
+    pub(crate) fn level(&self) -> i32 {
+        self.level
+    }
+
+    pub(crate) fn related(&self) -> &Related {
+        &self.related
+    }
+
+    /// What was sent over a connection, where pages may refer to it.
+    pub(crate) fn sent(&self, shard: usize) -> Option<MutexGuard<'_, Sent>> {
+        Some(self.sent.get(shard)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a payload of pages.
+    pub(crate) fn send(&self, shard: usize, payload: Vec<u8>) -> Result<(), MigrateError> {
+        self.feed.given(payload.len());
+        self.queue(shard, Message::Pages(payload))
     }
 
     /// Says on each connection that all pages of an epoch were sent. All sinks must be flushed.
@@ -85,7 +165,12 @@ impl PageSender {
     /// # Errors
     /// Where a connection failed.
     pub fn end_epoch(&self, epoch: u32) -> Result<(), MigrateError> {
-        (0..self.queues.len()).try_for_each(|shard| self.queue(shard, Message::EndOfEpoch(epoch)))
+        (0..self.queues.len()).try_for_each(|shard| {
+            if let Some(mut sent) = self.sent(shard) {
+                sent.fingerprints.end_epoch();
+            }
+            self.queue(shard, Message::EndOfEpoch(epoch))
+        })
     }
 
     /// Waits until all was sent, and ends.
@@ -132,130 +217,3 @@ fn send_all<W: Write>(
     }
     Ok(())
 }
-
-/// What waits to be sent over one connection.
-#[derive(Default)]
-struct Batch {
-    payload: Vec<u8>,
-    compressible: Group,
-    incompressible: Group,
-    zeros: Option<PageRange>,
-}
-
-/// Pages that wait until a frame is full.
-#[derive(Default)]
-struct Group {
-    pages: Vec<PageNumber>,
-    bytes: Vec<u8>,
-}
-
-/// One thread's way over the connections. Flush it: what it has not sent is lost with it.
-pub struct PageSink<'s> {
-    sender: &'s PageSender,
-    batches: Vec<Batch>,
-    encoder: MeasuredEncoder,
-    payload: Vec<u8>,
-}
-
-impl PageSink<'_> {
-    /// Sends a page, soon.
-    ///
-    /// # Errors
-    /// Where a connection failed.
-    pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<(), MigrateError> {
-        let shard = (page.0 / TOGETHER % self.batches.len() as u64) as usize;
-        let batch = &mut self.batches[shard];
-        let kind = classify(bytes);
-        let group = match kind {
-            PageKind::Zero => return self.put_zero(shard, page),
-            PageKind::Compressible => &mut batch.compressible,
-            PageKind::Incompressible => &mut batch.incompressible,
-        };
-        group.pages.push(page);
-        group.bytes.extend_from_slice(bytes);
-        match group.pages.len() {
-            MOST_PAGES => self.close(shard, kind),
-            _ => Ok(()),
-        }
-    }
-
-    /// Sends everything that was put.
-    ///
-    /// # Errors
-    /// Where a connection failed.
-    pub fn flush(&mut self) -> Result<(), MigrateError> {
-        for shard in 0..self.batches.len() {
-            self.close(shard, PageKind::Compressible)?;
-            self.close(shard, PageKind::Incompressible)?;
-            self.close_zeros(shard);
-            self.submit(shard)?;
-        }
-        Ok(())
-    }
-
-    /// Zeros that lie together are one entry.
-    fn put_zero(&mut self, shard: usize, page: PageNumber) -> Result<(), MigrateError> {
-        let batch = &mut self.batches[shard];
-        if let Some(range) = batch.zeros.as_mut().filter(|range| range.end == page) {
-            range.end.0 += 1;
-            return Ok(());
-        }
-        self.close_zeros(shard);
-        self.batches[shard].zeros = Some(PageRange::new(page.0, page.0 + 1));
-        self.submit_if_full(shard)
-    }
-
-    fn close_zeros(&mut self, shard: usize) {
-        let batch = &mut self.batches[shard];
-        if let Some(range) = batch.zeros.take() {
-            put_zeros(&mut batch.payload, range);
-        }
-    }
-
-    /// Makes an entry of a group.
-    fn close(&mut self, shard: usize, kind: PageKind) -> Result<(), MigrateError> {
-        let batch = &mut self.batches[shard];
-        let Batch { payload, compressible, incompressible, .. } = batch;
-        let group = if kind == PageKind::Compressible { compressible } else { incompressible };
-        if group.pages.is_empty() {
-            return Ok(());
-        }
-        let left = BATCH_BYTES.saturating_sub(payload.len());
-        let codec = match kind {
-            PageKind::Compressible => {
-                self.encoder.encode(&self.sender.feed, &group.bytes, left, &mut self.payload)?
-            }
-            _ => {
-                self.encoder.passed(group.bytes.len());
-                Codec::Raw
-            }
-        };
-        let made = if codec == Codec::Raw { &group.bytes } else { &self.payload };
-        put_pages(payload, &group.pages, codec, made);
-        group.pages.clear();
-        group.bytes.clear();
-        self.submit_if_full(shard)
-    }
-
-    fn submit_if_full(&mut self, shard: usize) -> Result<(), MigrateError> {
-        let full = self.sender.feed.piece_bytes(BATCH_BYTES);
-        match self.batches[shard].payload.len() >= full {
-            true => self.submit(shard),
-            false => Ok(()),
-        }
-    }
-
-    fn submit(&mut self, shard: usize) -> Result<(), MigrateError> {
-        let fresh = Vec::with_capacity(BATCH_BYTES + entry_bytes(MOST_PAGES));
-        let payload = std::mem::replace(&mut self.batches[shard].payload, fresh);
-        if payload.is_empty() {
-            return Ok(());
-        }
-        self.sender.feed.given(payload.len());
-        self.sender.queue(shard, Message::Pages(payload))?;
-        self.encoder.waited();
-        Ok(())
-    }
-}
-
-const _: () = assert!(BATCH_BYTES + MOST_PAGES * (PAGE_BYTES + 8) + 64 < 2 << 20);

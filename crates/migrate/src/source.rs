@@ -5,6 +5,7 @@
 
 use crate::MigrateError;
 use crate::send::PageSender;
+use crate::sent::{Paused, SentMemory, Tracked};
 use dewar_capture::{DirtySink, PIECE, Pieces, StandingPages, cores};
 use dewar_memory::{DirtyLease, Ram, WriteTracker};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A guest's memory on its way over the wire.
 pub struct Precopy<'p> {
     ram: &'p Ram,
+    tracker: &'p WriteTracker,
     sender: &'p PageSender,
     /// Waits until an epoch has arrived at the other side.
     arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
@@ -21,13 +23,14 @@ pub struct Precopy<'p> {
 }
 
 impl<'p> Precopy<'p> {
-    /// Nothing is sent yet.
+    /// Nothing is sent yet. Writes must be recorded already.
     pub fn new(
         ram: &'p Ram,
+        tracker: &'p WriteTracker,
         sender: &'p PageSender,
         arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
     ) -> Self {
-        Self { ram, sender, arrived, epoch: 0, pages: 0 }
+        Self { ram, tracker, sender, arrived, epoch: 0, pages: 0 }
     }
 
     /// The last epoch.
@@ -41,24 +44,21 @@ impl<'p> Precopy<'p> {
     }
 
     /// Sends every page that stands still, but those that were never written: the destination's memory
-    /// begins as zeros. Writes must be recorded already. `progress` is told how many pages of all were
+    /// begins as zeros. `progress` is told how many pages of all were
     /// looked at.
     ///
     /// # Errors
     /// Where memory cannot be read or sent.
-    pub fn send_standing(
-        &mut self,
-        tracker: &WriteTracker,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<(), MigrateError> {
+    pub fn send_standing(&mut self, progress: &(dyn Fn(u64) + Sync)) -> Result<(), MigrateError> {
         let all = PageSet::full(self.ram.pages());
         let standing = StandingPages::new(self.ram, &all)?;
         let (done, sent) = (AtomicU64::new(0), AtomicU64::new(0));
+        let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: true };
         let work = || -> Result<(), MigrateError> {
-            let mut sink = self.sender.sink();
+            let mut sink = self.sender.sink_of(&memory);
             let mut bytes = vec![0; PAGE_BYTES];
             while let Some(piece) = standing.pieces().take() {
-                let (pages, _) = standing.of(piece, tracker, |_| true)?;
+                let (pages, _) = standing.of(piece, self.tracker, |_| true)?;
                 for page in &pages {
                     self.ram.copy_page(*page, &mut bytes);
                     sink.put(*page, &bytes)?;
@@ -74,24 +74,30 @@ impl<'p> Precopy<'p> {
         (self.arrived)(self.epoch)
     }
 
-    /// Sends pages as they are now, as an epoch of their own, and waits until they have arrived.
+    /// Sends pages that were taken from the tracker, as they are now, as an epoch of their own, and waits until they have arrived.
     ///
     /// # Errors
     /// Where they cannot be sent, or do not arrive.
     pub fn send(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
-        self.send_last(pages)?;
+        let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: false };
+        self.send_set(pages, &memory)?;
         (self.arrived)(self.epoch)
     }
 
-    /// The same without waiting: the destination waits for the last epoch by itself.
+    /// Sends the last pages of a guest that stands still, and does not wait: the destination waits for the
+    /// last epoch by itself.
     ///
     /// # Errors
     /// Where they cannot be sent.
     pub fn send_last(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
+        self.send_set(pages, &Paused(self.ram))
+    }
+
+    fn send_set(&mut self, pages: &PageSet, memory: &dyn SentMemory) -> Result<(), MigrateError> {
         let pages: Vec<PageNumber> = pages.iter().collect();
         let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
         let work = || -> Result<(), MigrateError> {
-            let mut sink = self.sender.sink();
+            let mut sink = self.sender.sink_of(memory);
             let mut bytes = vec![0; PAGE_BYTES];
             while let Some(piece) = pieces.take() {
                 for page in &pages[piece.start.index()..piece.end.index()] {

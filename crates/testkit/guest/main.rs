@@ -5,7 +5,7 @@
 //! serial port, one answer line each:
 //!
 //! - `fill MIB MIX`: takes MIB of memory and fills it; MIX is `mixed` (a
-//!   quarter each zeros, text, programs, noise, from the second disk),
+//!   quarter each zeros, text, programs, noise, from the second disk; no two pages equal),
 //!   `noise`, `zeros` (touched), or `equal` (32 pages of noise again and again).
 //! - `words RATE`: writes one word in each of RATE random pages a second, over
 //!   the first half of what was filled. `words 0` stops.
@@ -16,7 +16,7 @@
 //!   so that a guest leaves its host's cores to the test.
 //! - `files DISK`: mounts a disk that has a file system, and starts a program that
 //!   writes, renames and removes files there.
-//! - `filled`: whether what was filled with `noise` is what it was.
+//! - `filled`: whether what was filled with `noise` or `equal` is what it was.
 //! - `verify`: every writer checks everything it knows. `ok STEPS` or `bad WHY`.
 //! - `count`: steps, or words, done so far.
 //! - `net ADDRESS`: gives the first network card an address, such as 10.9.0.2/24.
@@ -93,6 +93,8 @@ enum Ask {
 #[derive(Default)]
 struct Guest {
     filled: Option<Arc<Mutex<Vec<u8>>>>,
+    /// Whether it was filled with equal pages.
+    is_equal: bool,
     rate: Arc<AtomicU64>,
     count: Arc<AtomicU64>,
     writers: Vec<mpsc::Sender<Ask>>,
@@ -190,10 +192,13 @@ fn fill(guest: &mut Guest, mib: u64, mix: &str) -> Result<String, String> {
         copy_from(&disk, 0, half, &mut memory[quarter..2 * quarter])?;
         copy_from(&disk, half, half, &mut memory[2 * quarter..3 * quarter])?;
         noise(&mut memory[3 * quarter..]);
+        // The samples are short, and repeat: each page is another all the same.
+        number(&mut memory[quarter..3 * quarter]);
     } else {
         noise_pages(&mut memory);
     }
     guest.filled = Some(Arc::new(Mutex::new(memory)));
+    guest.is_equal = mix == "equal";
     Ok(String::new())
 }
 
@@ -232,6 +237,11 @@ fn noise_pages(memory: &mut [u8]) {
     let (block, rest) = memory.split_at_mut(NOISE_BLOCK.min(memory.len()));
     noise(block);
     rest.chunks_mut(NOISE_BLOCK).for_each(|piece| piece.copy_from_slice(&block[..piece.len()]));
+    number(memory);
+}
+
+/// Writes its number into each page.
+fn number(memory: &mut [u8]) {
     for (number, page) in memory.chunks_exact_mut(PAGE).enumerate() {
         page[..8].copy_from_slice(&number_of(number));
     }
@@ -243,11 +253,12 @@ fn number_of(page: usize) -> [u8; 8] {
 
 fn filled(guest: &Guest) -> Result<String, String> {
     let memory = guest.filled.as_ref().ok_or("fill first")?.lock().expect("lock");
-    let mut block = vec![0; NOISE_BLOCK];
+    let mut block = vec![0; if guest.is_equal { EQUAL * PAGE } else { NOISE_BLOCK }];
     noise(&mut block);
     let is_right = |(number, page): (usize, &[u8])| {
-        let model = &block[number * PAGE % NOISE_BLOCK..][..PAGE];
-        page[..8] == number_of(number) && page[8..] == model[8..]
+        let model = &block[number * PAGE % block.len()..][..PAGE];
+        let first = if guest.is_equal { page[..8] == model[..8] } else { page[..8] == number_of(number) };
+        first && page[8..] == model[8..]
     };
     match memory.chunks_exact(PAGE).enumerate().position(|page| !is_right(page)) {
         None => Ok(memory.len().to_string()),

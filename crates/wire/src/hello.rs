@@ -19,12 +19,18 @@ impl Features {
     pub const LZ4: Self = Self(1);
     /// Frames of pages by Zstandard.
     pub const ZSTD: Self = Self(1 << 1);
-
     /// Guests that run before all of their memory has arrived.
     pub const POST_COPY: Self = Self(1 << 2);
 
-    const NAMES: [(Self, &'static str); 3] =
-        [(Self::LZ4, "lz4"), (Self::ZSTD, "zstd"), (Self::POST_COPY, "post-copy")];
+    /// Pages as words that differ, and as the same as another page.
+    pub const REFERENCES: Self = Self(1 << 3);
+
+    const NAMES: [(Self, &'static str); 4] = [
+        (Self::LZ4, "lz4"),
+        (Self::ZSTD, "zstd"),
+        (Self::POST_COPY, "post-copy"),
+        (Self::REFERENCES, "references"),
+    ];
 
     /// None.
     pub const fn none() -> Self {

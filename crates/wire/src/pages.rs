@@ -5,15 +5,20 @@
 //! The reader checks each number against the guest's memory before it hands the entry out, and that no
 //! entry reaches past the end of its frame. It expands nothing.
 
-use dewar_codec::Codec;
+use dewar_codec::{Codec, WordBase};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 
 /// The most pages of an entry with bytes.
 pub const MOST_PAGES: usize = 16;
 /// What an entry begins with: kind, 0, pages (2 bytes), bytes (4).
 const HEAD: usize = 8;
-/// The number of an entry of zeros; others have their codec's.
+/// The most pages of an entry of pages that are the same as others.
+pub const MOST_SAME: usize = 1 << 12;
+/// The forms of entries that have no codec; others have their codec's number.
 const ZEROS: u8 = 255;
+const SAME: u8 = 254;
+const DELTAS: u8 = 253;
+const RUNS: u8 = 252;
 
 /// Why a frame's payload is no pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -43,20 +48,50 @@ pub enum PagesError {
     },
 }
 
+/// How pages with bytes are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Together, by a codec.
+    Frame(Codec),
+    /// One by one, as words that differ.
+    Words(WordBase),
+}
+
+impl Form {
+    fn number(self) -> u8 {
+        match self {
+            Self::Frame(codec) => codec as u8,
+            Self::Words(WordBase::PagePresent) => DELTAS,
+            Self::Words(WordBase::WordBefore) => RUNS,
+        }
+    }
+
+    fn from_number(number: u8) -> Option<Self> {
+        match number {
+            DELTAS => Some(Self::Words(WordBase::PagePresent)),
+            RUNS => Some(Self::Words(WordBase::WordBefore)),
+            _ => Codec::from_number(number).map(Self::Frame),
+        }
+    }
+}
+
 /// Pages that arrived together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry<'b> {
     /// All zero.
     Zeros(PageRange),
-    /// What these pages are, one after the other, by a codec.
+    /// What these pages are, one after the other.
     Encoded {
         /// Which pages, at most [`MOST_PAGES`].
         pages: Vec<PageNumber>,
         /// How they are encoded.
-        codec: Codec,
+        form: Form,
         /// Their bytes.
         bytes: &'b [u8],
     },
+    /// Each the same as another that came on this connection before: (page, the other), at most
+    /// [`MOST_SAME`].
+    Same(Vec<(PageNumber, PageNumber)>),
 }
 
 /// Appends an entry of zeros to a payload, if there are any.
@@ -73,11 +108,24 @@ pub fn put_zeros(payload: &mut Vec<u8>, range: PageRange) {
 ///
 /// # Panics
 /// Where there are none or more than [`MOST_PAGES`].
-pub fn put_pages(payload: &mut Vec<u8>, pages: &[PageNumber], codec: Codec, bytes: &[u8]) {
+pub fn put_pages(payload: &mut Vec<u8>, pages: &[PageNumber], form: Form, bytes: &[u8]) {
     assert!((1..=MOST_PAGES).contains(&pages.len()), "{} pages in an entry", pages.len());
-    put_head(payload, codec as u8, pages.len() as u16, bytes.len() as u32);
+    put_head(payload, form.number(), pages.len() as u16, bytes.len() as u32);
     payload.extend(pages.iter().flat_map(|page| page.0.to_le_bytes()));
     payload.extend_from_slice(bytes);
+}
+
+/// Appends an entry of pages that are each the same as another to a payload: (page, the other).
+///
+/// # Panics
+/// Where there are none or more than [`MOST_SAME`].
+pub fn put_same(payload: &mut Vec<u8>, pages: &[(PageNumber, PageNumber)]) {
+    assert!((1..=MOST_SAME).contains(&pages.len()), "{} pages in an entry", pages.len());
+    put_head(payload, SAME, pages.len() as u16, 16 * pages.len() as u32);
+    for (page, other) in pages {
+        payload.extend(page.0.to_le_bytes());
+        payload.extend(other.0.to_le_bytes());
+    }
 }
 
 /// How many bytes [`put_pages`] appends at most.
@@ -136,23 +184,34 @@ fn next_entry<'b>(
         *zeros_left = zeros_left.checked_sub(count).ok_or(out)?;
         return end.map(|end| Entry::Zeros(PageRange::new(start, end))).ok_or(out);
     }
-    let codec = Codec::from_number(form).ok_or(PagesError::UnknownForm(form))?;
     let count = usize::from(pages);
+    let in_range = |page| match page < all {
+        true => Ok(PageNumber(page)),
+        false => Err(PagesError::OutOfRange { page, pages: all }),
+    };
+    if form == SAME {
+        if !(1..=MOST_SAME).contains(&count) || bytes as usize != 16 * count {
+            return Err(wrong);
+        }
+        let pair = |both: &[u8]| Ok((in_range(word(&both[..8]))?, in_range(word(&both[8..]))?));
+        return take(16 * count)?
+            .chunks_exact(16)
+            .map(pair)
+            .collect::<Result<_, _>>()
+            .map(Entry::Same);
+    }
+    let form = Form::from_number(form).ok_or(PagesError::UnknownForm(form))?;
     let whole = count * PAGE_BYTES;
-    let fits = match codec {
-        Codec::Raw => bytes as usize == whole,
+    let fits = match form {
+        Form::Frame(Codec::Raw) => bytes as usize == whole,
         _ => (bytes as usize) < whole,
     };
     if !(1..=MOST_PAGES).contains(&count) || !fits {
         return Err(wrong);
     }
     let numbers = take(8 * count)?.chunks_exact(8).map(word);
-    let in_range = |page| match page < all {
-        true => Ok(PageNumber(page)),
-        false => Err(PagesError::OutOfRange { page, pages: all }),
-    };
     let pages = numbers.map(in_range).collect::<Result<_, _>>()?;
-    Ok(Entry::Encoded { pages, codec, bytes: take(bytes as usize)? })
+    Ok(Entry::Encoded { pages, form, bytes: take(bytes as usize)? })
 }
 
 /// Eight bytes as a number.

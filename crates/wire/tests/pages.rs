@@ -1,8 +1,10 @@
 //! Pages in frames: what was put in comes out, and a liar gets an error.
 
-use dewar_codec::Codec;
+use dewar_codec::{Codec, WordBase};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use dewar_wire::pages::{Entry, MOST_PAGES, PagesError, entries, put_pages, put_zeros};
+use dewar_wire::pages::{
+    Entry, Form, MOST_PAGES, MOST_SAME, PagesError, entries, put_pages, put_same, put_zeros,
+};
 use proptest::prelude::*;
 
 /// Pages of the guest.
@@ -12,23 +14,39 @@ const ALL: u64 = 1 << 20;
 #[derive(Debug, Clone)]
 enum Sent {
     Zeros(u64, u64),
-    Pages(Vec<u64>, Codec, usize),
+    Pages(Vec<u64>, Form, usize),
+    Same(Vec<(u64, u64)>),
 }
+
+const RAW: Form = Form::Frame(Codec::Raw);
+const LZ4: Form = Form::Frame(Codec::Lz4);
+const FORMS: [Form; 5] = [
+    RAW,
+    LZ4,
+    Form::Frame(Codec::Zstd),
+    Form::Words(WordBase::PagePresent),
+    Form::Words(WordBase::WordBefore),
+];
 
 fn sent() -> impl Strategy<Value = Sent> {
     let zeros =
         (0..ALL, 1..ALL / 8).prop_map(|(start, count)| Sent::Zeros(start, count.min(ALL - start)));
     let numbers = prop::collection::vec(0..ALL, 1..=MOST_PAGES);
-    let codec = prop::sample::select(vec![Codec::Raw, Codec::Lz4, Codec::Zstd]);
-    let pages = (numbers, codec, 0..PAGE_BYTES).prop_map(|(pages, codec, bytes)| {
-        let bytes = if codec == Codec::Raw { pages.len() * PAGE_BYTES } else { bytes };
-        Sent::Pages(pages, codec, bytes)
+    let form = prop::sample::select(FORMS.to_vec());
+    let pages = (numbers, form, 0..PAGE_BYTES).prop_map(|(pages, form, bytes)| {
+        let bytes = if form == RAW { pages.len() * PAGE_BYTES } else { bytes };
+        Sent::Pages(pages, form, bytes)
     });
-    prop_oneof![zeros, pages]
+    let same = prop::collection::vec((0..ALL, 0..ALL), 1..40).prop_map(Sent::Same);
+    prop_oneof![zeros, pages, same]
 }
 
 fn numbers(pages: &[u64]) -> Vec<PageNumber> {
     pages.iter().copied().map(PageNumber).collect()
+}
+
+fn numbered(pairs: &[(u64, u64)]) -> Vec<(PageNumber, PageNumber)> {
+    pairs.iter().map(|(page, other)| (PageNumber(*page), PageNumber(*other))).collect()
 }
 
 fn payload(all: &[Sent]) -> Vec<u8> {
@@ -38,9 +56,10 @@ fn payload(all: &[Sent]) -> Vec<u8> {
             Sent::Zeros(start, count) => {
                 put_zeros(&mut payload, PageRange::new(*start, start + count));
             }
-            Sent::Pages(pages, codec, bytes) => {
-                put_pages(&mut payload, &numbers(pages), *codec, &vec![fill; *bytes]);
+            Sent::Pages(pages, form, bytes) => {
+                put_pages(&mut payload, &numbers(pages), *form, &vec![fill; *bytes]);
             }
+            Sent::Same(pairs) => put_same(&mut payload, &numbered(pairs)),
         }
     }
     payload
@@ -58,9 +77,12 @@ proptest! {
                 (Sent::Zeros(start, count), Entry::Zeros(range)) => {
                     prop_assert_eq!(range, PageRange::new(*start, start + count));
                 }
-                (Sent::Pages(wanted, by, size), Entry::Encoded { pages, codec, bytes }) => {
-                    prop_assert_eq!((pages, codec), (numbers(wanted), *by));
+                (Sent::Pages(wanted, by, size), Entry::Encoded { pages, form, bytes }) => {
+                    prop_assert_eq!((pages, form), (numbers(wanted), *by));
                     prop_assert!(bytes.len() == *size && bytes.iter().all(|byte| *byte == fill));
+                }
+                (Sent::Same(wanted), Entry::Same(pairs)) => {
+                    prop_assert_eq!(pairs, numbered(wanted));
                 }
                 (entry, found) => prop_assert!(false, "{entry:?} came out as {found:?}"),
             }
@@ -88,6 +110,10 @@ proptest! {
                     prop_assert!(numbers.iter().all(|page| page.0 < pages));
                     prop_assert!(bytes.len() <= numbers.len() * PAGE_BYTES);
                 }
+                Ok(Entry::Same(pairs)) => {
+                    prop_assert!((1..=MOST_SAME).contains(&pairs.len()));
+                    prop_assert!(pairs.iter().all(|(page, other)| page.0.max(other.0) < pages));
+                }
                 Err(_) => break,
             }
         }
@@ -104,13 +130,21 @@ fn lies_are_named() {
     zeros[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
     assert!(matches!(first(&zeros), PagesError::OutOfRange { .. }));
     let mut page = Vec::new();
-    put_pages(&mut page, &[PageNumber(100)], Codec::Raw, &[7; PAGE_BYTES]);
+    put_pages(&mut page, &[PageNumber(100)], RAW, &[7; PAGE_BYTES]);
     assert_eq!(first(&page), PagesError::OutOfRange { page: 100, pages: 100 });
     assert_eq!(first(&page[..page.len() - 1]), PagesError::OutOfRange { page: 100, pages: 100 });
     page[8] = 99;
     assert_eq!(first(&page[..page.len() - 1]), PagesError::CutShort);
     page[0] = 77;
     assert_eq!(first(&page), PagesError::UnknownForm(77));
-    page[0] = Codec::Lz4 as u8;
-    assert_eq!(first(&page), PagesError::WrongSize { pages: 1, bytes: PAGE_BYTES as u32 });
+    // As many bytes as the page has itself.
+    for form in [Codec::Lz4 as u8, 252, 253] {
+        page[0] = form;
+        assert_eq!(first(&page), PagesError::WrongSize { pages: 1, bytes: PAGE_BYTES as u32 });
+    }
+    let mut same = Vec::new();
+    put_same(&mut same, &numbered(&[(1, 2), (3, 100)]));
+    assert_eq!(first(&same), PagesError::OutOfRange { page: 100, pages: 100 });
+    same[4] -= 1;
+    assert_eq!(first(&same), PagesError::WrongSize { pages: 2, bytes: 31 });
 }

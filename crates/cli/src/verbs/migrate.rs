@@ -60,6 +60,7 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
             "name": name, "to": other, "total_ms": ms(moved.total), "gap_ms": ms(moved.gap),
             "pages": moved.pages, "bytes": moved.bytes, "state_bytes": moved.state_bytes,
             "epochs": moved.epochs, "post_copy_pages": moved.post_copy_pages,
+            "same_pages": moved.same_pages, "delta_pages": moved.delta_pages,
         }),
         &format!(
             "{name} runs at {other} after {}, standing still for {}; {} were sent{}",

@@ -36,6 +36,32 @@ fn a_guest_under_full_fire_moves_again_and_again() {
     assert_eq!(common::files(&hosts.b.root().join("guests")), Vec::<PathBuf>::new());
 }
 
+/// Pages that are like others, and that change a little: they go as what they have in common, while
+/// they are written, and each is what it was.
+#[test]
+fn pages_that_refer_to_others_arrive_as_they_are() {
+    let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
+    hosts.guest.console.ask("fill 64 equal").expect("fill");
+    hosts.guest.console.ask("check 2000 2 disk hard").expect("check");
+    let mut deltas = 0;
+    for round in 0..4 {
+        let at_b = round % 2 == 1;
+        let (from, to) = if at_b { (&hosts.b, &hosts.a) } else { (&hosts.a, &hosts.b) };
+        let codec = if round < 2 { "zstd" } else { "auto" };
+        let line = ["--tunnel", "--max-downtime", "5s", "--codec", codec];
+        let moved = Hosts::migrate(from, to, &line).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        hosts.assert_on_one(&format!("round {round}"));
+        hosts.guest.console.ask("filled").expect("what was filled");
+        let number = |name: &str| moved.json()[name].as_u64().expect("number");
+        // 16,384 pages of 32 contents, which both threads and connections come to know.
+        assert!(number("same_pages") > 16_000, "{}", moved.stdout);
+        assert!(codec == "auto" || number("bytes") < 50_000_000, "{}", moved.stdout);
+        deltas += number("delta_pages");
+    }
+    assert!(deltas > 0, "the writers write into pages that were sent");
+}
+
 /// One megabyte a second, and 200 ms until an answer comes: it takes its time, and arrives whole.
 #[test]
 fn a_guest_moves_over_a_slow_and_far_link() {

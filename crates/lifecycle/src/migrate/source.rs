@@ -23,6 +23,7 @@ use dewar_migrate::{MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{Stopped, ToDestination};
+use dewar_wire::hello::Features;
 use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -48,6 +49,10 @@ pub struct Migrated {
     pub epochs: Vec<u64>,
     /// Pages that were sent when it ran there already.
     pub post_copy_pages: u64,
+    /// Of those that were sent, how many went as the same as another.
+    pub same_pages: u64,
+    /// How many went as the words that differ from the version before.
+    pub delta_pages: u64,
 }
 
 /// Moves a guest to another host.
@@ -71,7 +76,10 @@ pub fn migrate(
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");
-    let sender = PageSender::start(links, options.compression, LEVEL);
+    let mut sender = PageSender::start(links, options.compression, LEVEL);
+    if control.can(Features::REFERENCES) {
+        sender = sender.with_references(guest.ram().pages(), options.compression);
+    }
     let reached = |step: &str| reporter.reached(step);
     let side = SourceSide {
         machine: Source::new(),
@@ -139,9 +147,9 @@ impl Moving<'_> {
         guest.drain()?;
         self.reporter.stage("sending memory");
         let arrived = |epoch| wait_for_epoch(control, epoch);
-        let mut precopy = Precopy::new(&ram, sender, &arrived);
+        let mut precopy = Precopy::new(&ram, &tracker, sender, &arrived);
         let pages = ram.pages();
-        precopy.send_standing(&tracker, &|done| self.reporter.progress(done, pages))?;
+        precopy.send_standing(&|done| self.reporter.progress(done, pages))?;
         if let Some(copies) = copies {
             self.reporter.stage("copying disks");
             copies.converge(guest, options.max_downtime / 2, control, self.reporter)?;
@@ -198,6 +206,8 @@ impl Moving<'_> {
             state_bytes,
             epochs,
             post_copy_pages,
+            same_pages: sender.same_pages(),
+            delta_pages: sender.delta_pages(),
         })
     }
 

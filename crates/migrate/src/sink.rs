@@ -1,0 +1,234 @@
+//! One thread's way over the connections of a migration.
+//!
+//! A page is sent in the first of these ways that it allows: as zeros; as the words that differ from the version
+//! that the other side has; as the same as another page; as the few words that it consists of; with others of its
+//! kind in a frame that a codec shrinks, or as they are. The first four cost less than sending it would.
+//!
+//! **What a page refers to came before it, on the same connection.** What this thread has not submitted
+//! it alone refers to, and what it refers to goes into the payload first; all others see it when it
+//! is in the connection's queue ([`Fingerprints`](crate::sent::Fingerprints)).
+
+use crate::MigrateError;
+use crate::send::{BATCH_BYTES, PageSender};
+use crate::sent::SentMemory;
+use dewar_codec::{Codec, MeasuredEncoder, PageKind, WordBase, classify, encode_words, is_zero};
+use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
+use dewar_wire::pages::{Form, MOST_PAGES, MOST_SAME, entry_bytes, put_pages, put_same, put_zeros};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use twox_hash::XxHash3_64;
+
+/// A page of few words has at most so many bytes: eight words in as many groups.
+const MOST_RUNS_BYTES: usize = 1 + 16 * 8;
+
+/// What pages that are sent together have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Compressible,
+    Incompressible,
+    Deltas,
+    Runs,
+}
+
+const GROUPS: [Group; 4] = [Group::Compressible, Group::Incompressible, Group::Deltas, Group::Runs];
+
+/// What waits to be sent over one connection.
+#[derive(Default)]
+struct Batch {
+    payload: Vec<u8>,
+    /// One for each group.
+    groups: [Waiting; GROUPS.len()],
+    zeros: Option<PageRange>,
+    /// Pages, and which other each is the same as.
+    same: Vec<(PageNumber, PageNumber)>,
+    /// The fingerprints of pages that were put and that others do not know of.
+    unsubmitted: HashMap<u64, PageNumber>,
+}
+
+/// Pages that wait until a frame is full.
+#[derive(Default)]
+struct Waiting {
+    pages: Vec<PageNumber>,
+    bytes: Vec<u8>,
+}
+
+/// One thread's way over the connections. Flush it: what it has not sent is lost with it.
+pub struct PageSink<'s> {
+    sender: &'s PageSender,
+    memory: Option<&'s dyn SentMemory>,
+    batches: Vec<Batch>,
+    encoder: MeasuredEncoder,
+    encoded: Vec<u8>,
+}
+
+impl<'s> PageSink<'s> {
+    pub(crate) fn new(sender: &'s PageSender, memory: Option<&'s dyn SentMemory>) -> Self {
+        let batches = (0..sender.connections()).map(|_| Batch::default()).collect();
+        let encoder = MeasuredEncoder::new(sender.level());
+        Self { sender, memory, batches, encoder, encoded: Vec::new() }
+    }
+
+    /// Sends a page, soon. In an epoch each page is put once.
+    ///
+    /// # Errors
+    /// Where a connection failed.
+    pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<(), MigrateError> {
+        let shard = self.sender.shard_of(page);
+        if is_zero(bytes) {
+            return self.put_zero(shard, page);
+        }
+        if self.put_related(shard, page, bytes)? {
+            return Ok(());
+        }
+        let group = match classify(bytes) {
+            PageKind::Incompressible => Group::Incompressible,
+            PageKind::Compressible | PageKind::Zero => Group::Compressible,
+        };
+        let waiting = &mut self.batches[shard].groups[group as usize];
+        waiting.pages.push(page);
+        waiting.bytes.extend_from_slice(bytes);
+        self.close_if_full(shard, group)
+    }
+
+    /// Sends everything that was put.
+    ///
+    /// # Errors
+    /// Where a connection failed.
+    pub fn flush(&mut self) -> Result<(), MigrateError> {
+        (0..self.batches.len()).try_for_each(|shard| self.submit(shard))
+    }
+
+    /// Zeros that lie together are one entry.
+    fn put_zero(&mut self, shard: usize, page: PageNumber) -> Result<(), MigrateError> {
+        if let Some(mut sent) = self.memory.and_then(|_| self.sender.sent(shard)) {
+            sent.versions.forget(page);
+        }
+        let batch = &mut self.batches[shard];
+        if let Some(range) = batch.zeros.as_mut().filter(|range| range.end == page) {
+            range.end.0 += 1;
+            return Ok(());
+        }
+        batch.close_zeros();
+        batch.zeros = Some(PageRange::new(page.0, page.0 + 1));
+        self.submit_if_full(shard)
+    }
+
+    /// Puts a page that has much in common with what was sent before, or in itself; says whether it did.
+    fn put_related(
+        &mut self,
+        shard: usize,
+        page: PageNumber,
+        bytes: &[u8],
+    ) -> Result<bool, MigrateError> {
+        let Some(memory) = self.memory else { return Ok(false) };
+        let Some(mut sent) = self.sender.sent(shard) else { return Ok(false) };
+        let batch = &mut self.batches[shard];
+        let deltas = &mut batch.groups[Group::Deltas as usize];
+        if sent.versions.replace(page, bytes, &mut deltas.bytes) {
+            deltas.pages.push(page);
+            drop(sent);
+            self.sender.related().deltas.fetch_add(1, Ordering::Relaxed);
+            return self.close_if_full(shard, Group::Deltas).map(|()| true);
+        }
+        if memory.comes_again(&self.sender.feed) {
+            sent.versions.keep(page, bytes);
+        }
+        let fingerprint = XxHash3_64::oneshot(bytes);
+        let own = batch.unsubmitted.get(&fingerprint).copied();
+        let other = own.or_else(|| sent.fingerprints.find(fingerprint));
+        drop(sent);
+        if let Some(other) = other.filter(|other| memory.had(*other, bytes)) {
+            batch.same.push((page, other));
+            self.sender.related().same.fetch_add(1, Ordering::Relaxed);
+            return self.submit_if_full(shard).map(|()| true);
+        }
+        batch.unsubmitted.insert(fingerprint, page);
+        let runs = &mut batch.groups[Group::Runs as usize];
+        if encode_words(bytes, None, MOST_RUNS_BYTES, &mut runs.bytes) {
+            runs.pages.push(page);
+            return self.close_if_full(shard, Group::Runs).map(|()| true);
+        }
+        Ok(false)
+    }
+
+    fn close_if_full(&mut self, shard: usize, group: Group) -> Result<(), MigrateError> {
+        if self.batches[shard].groups[group as usize].pages.len() < MOST_PAGES {
+            return Ok(());
+        }
+        self.close(shard, group)?;
+        self.submit_if_full(shard)
+    }
+
+    /// Makes an entry of what waits in a group.
+    fn close(&mut self, shard: usize, group: Group) -> Result<(), MigrateError> {
+        let Batch { payload, groups, .. } = &mut self.batches[shard];
+        let Waiting { pages, bytes } = &mut groups[group as usize];
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let form = match group {
+            Group::Compressible => {
+                let left = BATCH_BYTES.saturating_sub(payload.len());
+                let feed = &self.sender.feed;
+                Form::Frame(self.encoder.encode(feed, bytes, left, &mut self.encoded)?)
+            }
+            Group::Incompressible => Form::Frame(Codec::Raw),
+            Group::Deltas => Form::Words(WordBase::PagePresent),
+            Group::Runs => Form::Words(WordBase::WordBefore),
+        };
+        let is_encoded = group == Group::Compressible && form != Form::Frame(Codec::Raw);
+        if group != Group::Compressible {
+            self.encoder.passed(bytes.len());
+        }
+        put_pages(payload, pages, form, if is_encoded { &self.encoded } else { bytes });
+        pages.clear();
+        bytes.clear();
+        Ok(())
+    }
+
+    fn submit_if_full(&mut self, shard: usize) -> Result<(), MigrateError> {
+        let batch = &self.batches[shard];
+        let full = self.sender.feed.piece_bytes(BATCH_BYTES);
+        match batch.payload.len() >= full || batch.same.len() == MOST_SAME {
+            true => self.submit(shard),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives a connection all that was put for it.
+    fn submit(&mut self, shard: usize) -> Result<(), MigrateError> {
+        GROUPS.into_iter().try_for_each(|group| self.close(shard, group))?;
+        let batch = &mut self.batches[shard];
+        batch.close_zeros();
+        if !batch.same.is_empty() {
+            put_same(&mut batch.payload, &batch.same);
+            batch.same.clear();
+        }
+        if batch.payload.is_empty() {
+            return Ok(());
+        }
+        let fresh = Vec::with_capacity(BATCH_BYTES + entry_bytes(MOST_PAGES));
+        let payload = std::mem::replace(&mut batch.payload, fresh);
+        self.sender.send(shard, payload)?;
+        if let Some(mut sent) = self.sender.sent(shard) {
+            let pages = batch.unsubmitted.drain();
+            pages.for_each(|(fingerprint, page)| sent.fingerprints.note(fingerprint, page));
+        }
+        self.encoder.waited();
+        Ok(())
+    }
+}
+
+impl Batch {
+    fn close_zeros(&mut self) {
+        if let Some(range) = self.zeros.take() {
+            put_zeros(&mut self.payload, range);
+        }
+    }
+}
+
+/// A payload that is full, all that waits in groups, and pages that are the same as others.
+const _: () = assert!(
+    BATCH_BYTES + GROUPS.len() * (MOST_PAGES * (PAGE_BYTES + 8) + 8) + MOST_SAME * 16 + 64
+        < 2 << 20
+);
