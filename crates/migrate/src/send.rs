@@ -1,4 +1,4 @@
-//! Sending pages: threads encode ([`PageSink`]), and one thread a connection sends.
+//! Sending pages: threads encode ([`PageSink`](crate::PageSink)), and one thread a connection sends.
 //!
 //! ```text
 //!  worker 1: pages --frames of 16--> batch for each connection --+--> queue --> connection 0
@@ -11,8 +11,7 @@
 
 use crate::MigrateError;
 use crate::frames::FrameWriter;
-use crate::sent::{Fingerprints, SentMemory, Versions};
-use crate::sink::PageSink;
+use crate::sent::{Fingerprints, Versions};
 use dewar_codec::{Codec, Compression, Feed};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use dewar_wire::frame::{HEADER_BYTES, Kind};
@@ -120,16 +119,6 @@ impl PageSender {
     /// How many pages were sent as words that differ from the version before.
     pub fn delta_pages(&self) -> u64 {
         self.related.deltas.load(Ordering::Relaxed)
-    }
-
-    /// One thread's way in, for pages that stand each for itself.
-    pub fn sink(&self) -> PageSink<'_> {
-        PageSink::new(self, None)
-    }
-
-    /// One thread's way in, for pages of this memory, which may refer to what was sent before.
-    pub fn sink_of<'s>(&'s self, memory: &'s dyn SentMemory) -> PageSink<'s> {
-        PageSink::new(self, Some(memory))
     }
 
     /// Which connection a page goes by.

@@ -61,8 +61,20 @@ pub struct PageSink<'s> {
     encoded: Vec<u8>,
 }
 
+impl PageSender {
+    /// One thread's way in, for pages that stand each for itself.
+    pub fn sink(&self) -> PageSink<'_> {
+        PageSink::new(self, None)
+    }
+
+    /// One thread's way in, for pages of this memory, which may refer to what was sent before.
+    pub fn sink_of<'s>(&'s self, memory: &'s dyn SentMemory) -> PageSink<'s> {
+        PageSink::new(self, Some(memory))
+    }
+}
+
 impl<'s> PageSink<'s> {
-    pub(crate) fn new(sender: &'s PageSender, memory: Option<&'s dyn SentMemory>) -> Self {
+    fn new(sender: &'s PageSender, memory: Option<&'s dyn SentMemory>) -> Self {
         let batches = (0..sender.connections()).map(|_| Batch::default()).collect();
         let encoder = MeasuredEncoder::new(sender.level());
         Self { sender, memory, batches, encoder, encoded: Vec::new() }
