@@ -102,7 +102,9 @@ impl Pagemap {
         mut found: impl FnMut(ScannedRange),
     ) -> Result<(), KernelError> {
         debug_assert!(range.start % PAGE_BYTES as u64 == 0 && range.end % PAGE_BYTES as u64 == 0);
-        let mut regions = vec![PageRegion::default(); VECTOR];
+        // Not more than there may be: it is asked of single pages, too.
+        let pages = (range.end.saturating_sub(range.start) / PAGE_BYTES as u64) as usize;
+        let mut regions = vec![PageRegion::default(); VECTOR.min(pages)];
         let mut start = range.start;
         while start < range.end {
             let mut argument = ScanArgument {
@@ -111,7 +113,7 @@ impl Pagemap {
                 start,
                 end: range.end.min(start + STEP),
                 vec: regions.as_mut_ptr() as u64,
-                vec_len: VECTOR as u64,
+                vec_len: regions.len() as u64,
                 category_mask: PAGE_IS_WRITTEN,
                 return_mask: PAGE_IS_WRITTEN,
                 ..ScanArgument::default()
