@@ -73,7 +73,6 @@ pub fn converge<'t, S: DirtySink<'t>>(
 
         let since_last = epochs.since_last(began);
         let number = epochs.note(began, count);
-        reached(CaptureStep::Epoch { number, dirty_pages: count });
 
         // As fast as the guest wrote since the last take, it writes during
         // this epoch: that is what the pause would have to copy.
@@ -81,6 +80,7 @@ pub fn converge<'t, S: DirtySink<'t>>(
         let next = (rate * began.elapsed().as_secs_f64()).min(count as f64);
         let per_page = copy.as_secs_f64() / count.max(1000) as f64;
         let pause = FIXED_PAUSE + scan + Duration::from_secs_f64(per_page * next);
+        reached(CaptureStep::Epoch { number, dirty_pages: count, pause: Some(pause) });
         let fits = pause <= max_pause;
         last = Convergence { fits, pause, dirty_pages: count };
         stubborn = if count < smallest - smallest / 10 { 0 } else { stubborn + 1 };

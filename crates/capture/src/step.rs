@@ -1,5 +1,7 @@
 //! Where a capture has come to.
 
+use std::time::Duration;
+
 /// A step of a capture, whatever its pages go into. It is reported when it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaptureStep {
@@ -13,6 +15,8 @@ pub enum CaptureStep {
         number: usize,
         /// How many pages.
         dirty_pages: u64,
+        /// How long the pause would be now, where that is known.
+        pause: Option<Duration>,
     },
     /// The disks were written back.
     Flushed,

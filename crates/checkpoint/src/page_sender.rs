@@ -97,6 +97,6 @@ fn epoch<'t>(
     captures.keyed += sent.into_inner();
     let dirty_pages = pages.len() as u64;
     let number = epochs.note(began, dirty_pages);
-    observer.step(Step::Capture(CaptureStep::Epoch { number, dirty_pages }));
+    observer.step(Step::Capture(CaptureStep::Epoch { number, dirty_pages, pause: None }));
     Ok(())
 }

@@ -63,7 +63,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Freeze(args) => verbs::freeze::run(&context, args),
         Verb::Thaw(args) => verbs::thaw::run(&context, args),
         Verb::Migrate(args) => verbs::migrate::run(&context, args),
-        Verb::Receive => verbs::migrate::receive(&context),
+        Verb::Receive => verbs::receive::run(&context),
         Verb::Qos(args) => verbs::qos::run(&context, args),
         Verb::Ls(args) => verbs::ls::run(&context, args),
         Verb::Restore(args) => verbs::restore::run(&context, args),

@@ -2,7 +2,8 @@
 
 use crate::output::warn;
 use dewar_checkpoint::{CaptureStep, Observer, Step};
-use dewar_lifecycle::Reporter;
+use dewar_lifecycle::{Flow, Reporter};
+use dewar_units::{ByteSize, format_duration};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Signal, getpid, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +26,10 @@ pub struct Progress {
 impl Progress {
     pub fn new(first: &str) -> Self {
         let bar = ProgressBar::with_draw_target(Some(100), ProgressDrawTarget::stderr_with_hz(10));
-        let style = ProgressStyle::with_template("{msg:<22} [{bar:32}] {percent:>3} %  {elapsed}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style = ProgressStyle::with_template(
+            "{msg:<22} [{bar:32}] {percent:>3} %  {elapsed}  {prefix}",
+        )
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("=> "));
         bar.set_message(first.to_owned());
         Self { bar, signal: wanted_signal(), quiet: AtomicBool::new(false) }
@@ -62,7 +65,25 @@ impl Drop for Progress {
 impl Reporter for Progress {
     fn stage(&self, name: &str) {
         self.bar.set_message(name.to_owned());
+        self.bar.set_prefix("");
         self.signal_at(name);
+    }
+
+    fn flow(&self, flow: &Flow) {
+        let speed = |bytes: f64| ByteSize(bytes as u64);
+        self.bar.set_prefix(format!(
+            "{}/s of memory as {}/s on the link, {} s left",
+            speed(flow.memory_bytes_per_second),
+            speed(flow.link_bytes_per_second),
+            flow.left.as_secs(),
+        ));
+    }
+
+    fn predicted(&self, pause: Duration, pages: u64) {
+        let pause = format_duration(pause);
+        self.bar.set_prefix(format!(
+            "{pages} pages written meanwhile; it would stand still for {pause}"
+        ));
     }
 
     fn reached(&self, step: &str) {

@@ -1,12 +1,15 @@
 //! A checkpoint as one page to look at: what was done when, what was stored,
-//! and how it compares with the checkpoints before it.
+//! and how it compares with the checkpoints before it. And a [`migration`].
 
 mod chart;
+mod drawing;
+pub mod migration;
 
 use crate::output::milliseconds;
 use chart::{Bar, Part, bars, escape, parts, timeline};
 use dewar_image::{Record, StageRecord};
 use dewar_units::{ByteSize, PAGE_BYTES};
+pub use drawing::Drawing;
 use std::time::{Duration, UNIX_EPOCH};
 
 const STYLE: &str = include_str!("report/style.css");
@@ -39,6 +42,10 @@ pub fn page(record: &Record, history: &[Record]) -> String {
         section("Size of this guest's checkpoints", &sizes(record, history)),
     ]
     .concat();
+    page_of(&title, &body)
+}
+
+fn page_of(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
@@ -73,12 +80,15 @@ fn heading(record: &Record) -> String {
 
 fn figures(record: &Record) -> String {
     let summary = &record.summary;
-    let figures = [
+    tiles(&[
         ("pause", milliseconds(summary.pause_ms)),
         ("in all", milliseconds(summary.total_ms)),
         ("stored", ByteSize(summary.stored_bytes).to_string()),
         ("shared with earlier ones", ByteSize(summary.inherited_bytes).to_string()),
-    ];
+    ])
+}
+
+fn tiles(figures: &[(&str, String)]) -> String {
     let tiles: String = figures
         .iter()
         .map(|(name, value)| format!("<div><b>{value}</b><span>{name}</span></div>\n"))
@@ -113,14 +123,17 @@ fn stages(record: &Record) -> String {
 }
 
 fn epochs(record: &Record) -> String {
-    let epochs = &record.summary.epochs;
+    epoch_bars(record.summary.epochs.iter().map(|epoch| epoch.dirty_pages))
+}
+
+/// So many pages in each epoch.
+fn epoch_bars(epochs: impl Iterator<Item = u64>) -> String {
     let all: Vec<Bar> = epochs
-        .iter()
-        .enumerate()
-        .map(|(number, epoch)| Bar {
-            label: format!("{}", number + 1),
-            title: format!("epoch {}: {} pages", number + 1, epoch.dirty_pages),
-            parts: vec![(epoch.dirty_pages as f64, "epochs")],
+        .zip(1..)
+        .map(|(pages, number)| Bar {
+            label: format!("{number}"),
+            title: format!("epoch {number}: {pages} pages"),
+            parts: vec![(pages as f64, "epochs")],
         })
         .collect();
     bars(&all, "pages", |pages| format!("{pages:.0}"))

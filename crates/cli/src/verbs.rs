@@ -13,6 +13,7 @@ pub mod manual;
 pub mod migrate;
 pub mod ps;
 pub mod qos;
+pub mod receive;
 pub mod report;
 pub mod restore;
 pub mod rm;

@@ -45,6 +45,11 @@ impl Feed {
         self.planner.taken(bytes as u64, self.began.elapsed());
     }
 
+    /// Whether no codec is used.
+    pub fn sends_all_raw(&self) -> bool {
+        self.compression == Compression::Only(Codec::Raw)
+    }
+
     /// Whether the sink has so much before it that the threads may do more than they must.
     pub fn is_busy(&self) -> bool {
         self.planner.is_busy()

@@ -39,9 +39,9 @@ pub enum CodecError {
         /// Bytes that the frame's header promises.
         expected: usize,
     },
-    /// Words that differ end too soon, or there are none where there should be.
-    #[error("a page of words that differ ends in the middle of one")]
-    WordsCutShort,
+    /// Words that differ end too soon or too late, or there are none where there should be.
+    #[error("the words that differ are not as many as they should be")]
+    WrongWords,
     /// The codec's library failed.
     #[error("{codec:?} failed: {cause}")]
     Library {

@@ -93,7 +93,7 @@ fn changes(words: &[u8], before: &mut u64) -> u64 {
 pub fn decode_words(from: &mut &[u8], base: WordBase, page: &mut [u8]) -> Result<(), CodecError> {
     assert_eq!(page.len(), PAGE_BYTES);
     let mut take = |count: usize| -> Result<&[u8], CodecError> {
-        let (bytes, rest) = from.split_at_checked(count).ok_or(CodecError::WordsCutShort)?;
+        let (bytes, rest) = from.split_at_checked(count).ok_or(CodecError::WrongWords)?;
         *from = rest;
         Ok(bytes)
     };
@@ -104,7 +104,7 @@ pub fn decode_words(from: &mut &[u8], base: WordBase, page: &mut [u8]) -> Result
     {
         map[group] = word(bits);
         if map[group] == 0 {
-            return Err(CodecError::WordsCutShort);
+            return Err(CodecError::WrongWords);
         }
     }
     let count: u32 = map.iter().map(|bits| bits.count_ones()).sum();

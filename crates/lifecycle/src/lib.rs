@@ -52,4 +52,4 @@ pub use clock::Clock;
 pub use failure::{Code, Failure, GONE};
 pub use host::{Host, Recovered};
 pub use locked_guest::{LockedGuest, NextGuest, loss, trouble, would_lose};
-pub use reporter::Reporter;
+pub use reporter::{Flow, Reporter};

@@ -19,6 +19,7 @@
 
 mod accepted;
 mod disks;
+mod flow;
 mod moving_machine;
 mod offered;
 mod owed;
@@ -34,5 +35,5 @@ pub use moving_machine::MovingDisks;
 pub use offered::Way;
 pub use receive::receive;
 pub use resume::{Ending, Resumed, abort_here, resume, take_back};
-pub use source::{Migrated, migrate};
+pub use source::{Migrated, Stages, migrate};
 pub use trial::{Prediction, predict};

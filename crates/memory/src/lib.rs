@@ -11,7 +11,7 @@ mod serve;
 mod sums;
 mod track;
 
-pub use dewar_kernel::{KernelError, Pid, ProcessHandle, UffdOrigin};
+pub use dewar_kernel::{KernelError, Pid, ProcessHandle, UffdOrigin, available_memory};
 pub use ram::{NewRam, Ram, RamRegion};
 pub use serve::{FaultServer, Faults};
 pub use sums::{SUM_BYTES, sum, sums};

@@ -15,7 +15,8 @@
 //! page, counts as written unless its protection was left in its place: more is
 //! told than was written, never less.
 //!
-//! Writes through other mappings of the RAM file are not seen.
+//! Writes through other mappings of the RAM file are not seen. Nor is that a guest gives a page back which it did
+//! not write (a balloon, free page reporting): what it reads there later is left open by virtio.
 //!
 //! Tracking goes on when the command that began it has ended: the descriptor
 //! stays open in the guest's process. [`WriteTracker::resume`] takes it up, if
@@ -31,7 +32,7 @@ use dewar_kernel::{
     KernelError, Pagemap, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd,
     known_userfaultfd_of, new_userfaultfd_of,
 };
-use dewar_units::{PageRange, PageSet};
+use dewar_units::{PageNumber, PageRange, PageSet};
 use std::sync::Mutex;
 
 /// Pages looked at and protected together: the kernel's own unit (one page
@@ -149,7 +150,8 @@ impl WriteTracker {
         self.map.regions().try_for_each(|range| self.uffd.unregister(&range))
     }
 
-    /// The pages of `range` written since they were last taken; they stay so.
+    /// The pages of `range` written since they were last taken; they stay so. Those that a dropped lease gave
+    /// back are not among them.
     ///
     /// # Errors
     /// Where the guest is gone, or somebody ended the tracking.
@@ -159,6 +161,19 @@ impl WriteTracker {
             self.pagemap.written(addresses, |written| found.extend(self.map.pages_at(&written)))?;
         }
         Ok(found)
+    }
+
+    /// Whether a page was written since it was last taken; it stays so. What a dropped lease gave back is
+    /// not looked at.
+    ///
+    /// # Errors
+    /// As [`WriteTracker::peek`].
+    pub fn is_written(&self, page: PageNumber) -> Result<bool, KernelError> {
+        let mut is_written = false;
+        for addresses in self.map.addresses(PageRange::new(page.0, page.0 + 1)) {
+            self.pagemap.written(addresses, |_| is_written = true)?;
+        }
+        Ok(is_written)
     }
 
     /// Looks, with `threads` threads, which pages were written since the last

@@ -31,7 +31,7 @@ pub use owed::OwedMemory;
 pub use postcopy::Postcopy;
 pub use receive::{PageReceiver, Received};
 pub use send::PageSender;
-pub use sent::SentMemory;
+pub use sent::{ComesAgain, SentMemory};
 pub use sink::PageSink;
 pub use source::Precopy;
 pub use tls::{DirectListener, DirectReader, DirectWriter, Identity, connect};

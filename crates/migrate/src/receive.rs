@@ -234,7 +234,7 @@ impl Write<'_> {
         }
         match bytes.is_empty() {
             true => Ok(()),
-            false => Err(CodecError::WordsCutShort.into()),
+            false => Err(CodecError::WrongWords.into()),
         }
     }
 

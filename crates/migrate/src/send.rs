@@ -12,7 +12,8 @@
 use crate::MigrateError;
 use crate::frames::FrameWriter;
 use crate::sent::{Fingerprints, Versions};
-use dewar_codec::{Codec, Compression, Feed};
+use dewar_codec::{Compression, Feed};
+use dewar_memory::available_memory;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use dewar_wire::frame::{HEADER_BYTES, Kind};
 use std::io::Write;
@@ -28,7 +29,8 @@ pub(crate) const BATCH_BYTES: usize = 512 << 10;
 /// Batches that wait for a connection.
 const WAITING: usize = 2;
 
-/// The share of the guest's memory that is kept as copies of what was sent, and their most.
+/// The share of the guest's memory, and of the host's that is available, that is kept as copies of what was
+/// sent, and their most.
 const COPIES_SHARE: u64 = 4;
 const MOST_COPIES: u64 = 1 << 30;
 
@@ -92,15 +94,18 @@ impl PageSender {
     /// to read that ([`Features::REFERENCES`](dewar_wire::hello::Features::REFERENCES)). Where all are to be
     /// sent as they are, they are.
     #[must_use]
-    pub fn with_references(mut self, pages: u64, compression: Compression) -> Self {
-        if compression == Compression::Only(Codec::Raw) {
+    pub fn with_references(mut self, pages: u64) -> Self {
+        if self.feed.sends_all_raw() {
             return self;
         }
         let connections = self.queues.len() as u64;
-        let copies = (pages * PAGE_BYTES as u64 / COPIES_SHARE).min(MOST_COPIES) / connections;
+        // Hosts are left because they are short of memory, too.
+        let spare = available_memory().unwrap_or(0) / COPIES_SHARE;
+        let copies = (pages * PAGE_BYTES as u64 / COPIES_SHARE).min(spare).min(MOST_COPIES);
         let sent = || {
             let fingerprints = Fingerprints::new(pages / connections);
-            Mutex::new(Sent { fingerprints, versions: Versions::new(copies as usize) })
+            let versions = Versions::new(pages, (copies / connections) as usize);
+            Mutex::new(Sent { fingerprints, versions })
         };
         self.sent = (0..connections).map(|_| sent()).collect();
         self

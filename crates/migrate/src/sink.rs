@@ -4,9 +4,9 @@
 //! that the other side has; as the same as another page; as the few words that it consists of; with others of its
 //! kind in a frame that a codec shrinks, or as they are. The first four cost less than sending it would.
 //!
-//! **What a page refers to came before it, on the same connection.** What this thread has not submitted
-//! it alone refers to, and what it refers to goes into the payload first; all others see it when it
-//! is in the connection's queue ([`Fingerprints`](crate::sent::Fingerprints)).
+//! **A page refers only to a page that precedes it on the same connection.** Pages that this thread has not
+//! submitted are known to this thread alone (`unsubmitted`), and `submit` writes them before those that refer to
+//! them. Other threads learn of a page when its payload is in the connection's queue.
 
 use crate::MigrateError;
 use crate::send::{BATCH_BYTES, PageSender};
@@ -83,7 +83,7 @@ impl<'s> PageSink<'s> {
     /// Sends a page, soon. In an epoch each page is put once.
     ///
     /// # Errors
-    /// Where a connection failed.
+    /// Where a connection failed: then nothing more can be sent by this sender.
     pub fn put(&mut self, page: PageNumber, bytes: &[u8]) -> Result<(), MigrateError> {
         let shard = self.sender.shard_of(page);
         if is_zero(bytes) {
@@ -112,7 +112,7 @@ impl<'s> PageSink<'s> {
 
     /// Zeros that lie together are one entry.
     fn put_zero(&mut self, shard: usize, page: PageNumber) -> Result<(), MigrateError> {
-        if let Some(mut sent) = self.memory.and_then(|_| self.sender.sent(shard)) {
+        if let Some(mut sent) = self.sender.sent(shard) {
             sent.versions.forget(page);
         }
         let batch = &mut self.batches[shard];
@@ -132,24 +132,28 @@ impl<'s> PageSink<'s> {
         page: PageNumber,
         bytes: &[u8],
     ) -> Result<bool, MigrateError> {
-        let Some(memory) = self.memory else { return Ok(false) };
         let Some(mut sent) = self.sender.sent(shard) else { return Ok(false) };
+        let Some(memory) = self.memory else {
+            sent.versions.forget(page);
+            return Ok(false);
+        };
         let batch = &mut self.batches[shard];
         let deltas = &mut batch.groups[Group::Deltas as usize];
-        if sent.versions.replace(page, bytes, &mut deltas.bytes) {
+        if sent.versions.append_delta(page, bytes, &mut deltas.bytes) {
             deltas.pages.push(page);
             drop(sent);
             self.sender.related().deltas.fetch_add(1, Ordering::Relaxed);
             return self.close_if_full(shard, Group::Deltas).map(|()| true);
         }
-        if memory.comes_again(&self.sender.feed) {
-            sent.versions.keep(page, bytes);
-        }
-        let fingerprint = XxHash3_64::oneshot(bytes);
-        let own = batch.unsubmitted.get(&fingerprint).copied();
-        let other = own.or_else(|| sent.fingerprints.find(fingerprint));
         drop(sent);
-        if let Some(other) = other.filter(|other| memory.had(*other, bytes)) {
+        let fingerprint = XxHash3_64::oneshot(bytes);
+        let comes_again = memory.comes_again(&self.sender.feed);
+        let mut other = batch.unsubmitted.get(&fingerprint).copied();
+        if let Some(mut sent) = self.sender.sent(shard) {
+            sent.versions.keep(page, bytes, comes_again);
+            other = other.or_else(|| sent.fingerprints.find(fingerprint));
+        }
+        if let Some(other) = other.filter(|other| memory.was_sent_as(*other, bytes)) {
             batch.same.push((page, other));
             self.sender.related().same.fetch_add(1, Ordering::Relaxed);
             return self.submit_if_full(shard).map(|()| true);

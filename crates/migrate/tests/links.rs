@@ -4,8 +4,8 @@ use dewar_capture::{PIECE, Pieces};
 use dewar_codec::{Codec, Compression, Feed, WordBase};
 use dewar_memory::{NewRam, Ram};
 use dewar_migrate::{
-    FrameReader, FrameWriter, MigrateError, NewMemory, PageReceiver, PageSender, Received,
-    SentMemory,
+    ComesAgain, FrameReader, FrameWriter, MigrateError, NewMemory, PageReceiver, PageSender,
+    Received, SentMemory,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use dewar_wire::frame::{FrameError, HEADER_BYTES, Kind, Side};
@@ -85,14 +85,14 @@ impl Guest {
 
 /// Nobody writes it while it is sent.
 impl SentMemory for Guest {
-    fn had(&self, page: PageNumber, bytes: &[u8]) -> bool {
+    fn was_sent_as(&self, page: PageNumber, bytes: &[u8]) -> bool {
         let mut now = [0; PAGE_BYTES];
         self.ram.copy_page(page, &mut now);
         now == bytes
     }
 
-    fn comes_again(&self, _feed: &Feed) -> bool {
-        true
+    fn comes_again(&self, _feed: &Feed) -> ComesAgain {
+        ComesAgain::Likely
     }
 }
 
@@ -169,8 +169,7 @@ fn move_guest(compression: Compression, connections: usize) -> (Received, u64, u
     let (memory, files) = new_memory();
     let (ours, theirs) = pairs(connections);
     let receiver = PageReceiver::start(readers(theirs), &memory);
-    let sender =
-        PageSender::start(writers(ours), compression, -1).with_references(PAGES, compression);
+    let sender = PageSender::start(writers(ours), compression, -1).with_references(PAGES);
     for round in 0..ROUNDS {
         let mut dirty = PageSet::new(PAGES);
         for page in (0..PAGES).filter(|page| is_written(*page, round)) {
@@ -225,7 +224,7 @@ fn a_page_that_changed_since_it_was_sent_is_referred_to_by_no_other() {
     let (ours, theirs) = pairs(1);
     let receiver = PageReceiver::start(readers(theirs), &memory);
     let auto = Compression::Auto;
-    let sender = PageSender::start(writers(ours), auto, -1).with_references(PAGES, auto);
+    let sender = PageSender::start(writers(ours), auto, -1).with_references(PAGES);
     let bytes = |seed| noise(seed).take(PAGE_BYTES).collect::<Vec<u8>>();
     let mut sink = sender.sink_of(&guest);
     let mut put = |page: u64, seed: u64, flush: bool| {

@@ -50,6 +50,9 @@ pub struct MigrateArgs {
     /// Only tell whether the other host takes it, and how long it would take: some pages are sent.
     #[arg(long)]
     pub dry_run: bool,
+    /// Draw what was done when, what was written meanwhile and what was sent, as one page for a browser.
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    pub report: Option<PathBuf>,
     /// Copy its disks, too: the other host gets files of its own, and those here stay as they are. They go
     /// through ssh, or what --via names.
     #[arg(long)]

@@ -1,15 +1,16 @@
-//! `migrate`: a guest goes on at another host; and `receive`, which that host runs.
+//! `migrate`: a guest goes on at another host.
 
 use crate::args::MigrateArgs;
 use crate::context::Context;
 use crate::output::milliseconds;
 use crate::progress::Progress;
+use crate::report::{Drawing, migration};
 use dewar_lifecycle::migrate::{
     self as lifecycle, Ending, MigrateOptions, Migrated, MovingDisks, Prediction, Resumed, Way,
     abort_here, take_back,
 };
 use dewar_lifecycle::migration::PeerCommand;
-use dewar_lifecycle::{AttachedGuest, Failure};
+use dewar_lifecycle::{AttachedGuest, Failure, Reporter};
 use dewar_registry::Phase;
 use dewar_units::ByteSize;
 use serde_json::json;
@@ -47,7 +48,14 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         foretell(context, name, &other, &found);
         return Ok(());
     }
+    // It is found out now whether it can be written: later the guest is gone.
+    let drawing = args.report.as_deref().map(Drawing::create).transpose()?;
     let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
+    if let Some(Err(error)) =
+        drawing.map(|drawing| drawing.write(&migration::page(name, &other, &moved)))
+    {
+        progress.warn(&error.to_string());
+    }
     drop(progress);
     report(context, name, &other, &moved);
     Ok(())
@@ -117,11 +125,4 @@ fn end(context: &Context, args: &MigrateArgs) -> Result<(), Failure> {
     };
     context.print(json!({"name": name, "ended": word}), &text);
     Ok(())
-}
-
-/// The destination's part, over standard input and output.
-pub fn receive(context: &Context) -> Result<(), Failure> {
-    let progress = Progress::new("waiting for the guest");
-    progress.clear();
-    lifecycle::receive(context, std::io::stdin(), std::io::stdout(), &progress)
 }

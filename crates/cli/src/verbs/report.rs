@@ -1,7 +1,7 @@
 use crate::args::ReportArgs;
 use crate::context::Context;
 use crate::report;
-use dewar_lifecycle::{Code, Failure};
+use dewar_lifecycle::Failure;
 use serde_json::json;
 
 pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
@@ -13,9 +13,7 @@ pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
     // The last ones are what people compare with.
     let history = &history[history.len().saturating_sub(24)..];
     let output = args.output.unwrap_or_else(|| format!("{id}.html").into());
-    std::fs::write(&output, report::page(&record, history)).map_err(|error| {
-        Failure::new(Code::Failed, format!("cannot write {}: {error}", output.display()))
-    })?;
+    report::Drawing::create(&output)?.write(&report::page(&record, history))?;
     context.print(
         json!({"checkpoint": id, "file": output}),
         &format!("{} tells of {id}; open it in a browser", output.display()),

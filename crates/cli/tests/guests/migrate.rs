@@ -206,10 +206,15 @@ fn a_guest_moves_there_and_back() {
     hosts.guest.console.ask("check 4000 1 disk").expect("check");
     // By TLS, and by the tunnel that everything else takes.
     let address = hosts.b.address();
+    let report = hosts.a.path().join("report.html").display().to_string();
     for (round, way) in [["--address", &address], ["--codec", "zstd"]].into_iter().enumerate() {
-        let more = [&way[..], &["--max-downtime", "1s"]].concat();
+        let more = [&way[..], &["--max-downtime", "1s", "--report", &report]].concat();
         let moved = Hosts::migrate(&hosts.a, &hosts.b, &more).done();
         println!("round {round}: {}", moved.stdout.trim());
+        let html = std::fs::read_to_string(&report).expect("report");
+        for seen in ["it stands still: ", "by themselves: ", "epoch 1: "] {
+            assert!(html.contains(seen), "{seen}");
+        }
         assert!(hosts.assert_on_one(&format!("round {round}")));
         hosts.bring_back(&format!("round {round}, back"));
     }
@@ -351,9 +356,13 @@ fn what_cannot_move_stays_as_it_is() {
     // The other host does not listen at that address.
     let more = ["--address", "127.0.0.1"];
     refused(&hosts, 1, &["no direct connection to 127.0.0.1", "'--tunnel'", "not touched"], &more);
+    // A report that cannot be written.
+    refused(&hosts, 1, &["cannot write", "No such file"], &["--report", "/nowhere/report.html"]);
     // No pause is that short.
-    let more = ["--max-downtime", "1ms"];
+    let report = hosts.a.path().join("report.html");
+    let more = ["--max-downtime", "1ms", "--report", &report.display().to_string()];
     refused(&hosts, 1, &["writes faster than", "'--max-downtime", "the guest is running"], &more);
+    assert!(!report.exists(), "there is nothing to draw");
     // Its disk is not there.
     let disk = hosts.b.guest_folder("g").expect("folder").join("disk0.qcow2");
     let away = disk.with_extension("away");

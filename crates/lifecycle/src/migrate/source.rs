@@ -2,6 +2,7 @@
 
 use super::accepted::{Accepted, MigrateOptions, PostCopy};
 use super::disks::DiskCopies;
+use super::flow::FlowMeter;
 use super::moving_machine::MovingState;
 use super::offered::{LEVEL, instance};
 use super::resume::still_given;
@@ -14,7 +15,7 @@ use crate::migration::{Hands, SourceSide};
 use crate::migration::{MigrationRecord, SideRecord};
 use crate::reporter::Reporter;
 use crate::tracking::Tracking;
-use dewar_capture::{Convergence, Epochs, converge, cores};
+use dewar_capture::{CaptureStep, Convergence, Epochs, converge, cores};
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{end_process, forwarded, stop_and_save};
@@ -39,6 +40,8 @@ pub struct Migrated {
     pub total: Duration,
     /// From just before it was stopped until then.
     pub gap: Duration,
+    /// When what was done.
+    pub stages: Stages,
     /// Pages that were sent, each time.
     pub pages: u64,
     /// Bytes that were sent for them.
@@ -53,6 +56,19 @@ pub struct Migrated {
     pub same_pages: u64,
     /// How many went as the words that differ from the version before.
     pub delta_pages: u64,
+}
+
+/// When each stage of a move was done, since the command began.
+#[derive(Debug, Clone, Copy)]
+pub struct Stages {
+    /// The other host takes the guest.
+    pub reached: Duration,
+    /// Every page was sent once.
+    pub memory_sent: Duration,
+    /// The guest was stopped.
+    pub stopped: Duration,
+    /// It ran there.
+    pub runs_there: Duration,
 }
 
 /// Moves a guest to another host.
@@ -71,16 +87,16 @@ pub fn migrate(
     let accepted = Accepted::reach(&mut guest, &folder, options, false, reporter);
     let Accepted { process: _process, control, links, disks, tunnel, checked } =
         accepted.map_err(untouched)?;
-    let session = control.session();
+    let (session, reached) = (control.session(), began.elapsed());
     let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");
     let mut sender = PageSender::start(links, options.compression, LEVEL);
     if control.can(Features::REFERENCES) {
-        sender = sender.with_references(guest.ram().pages(), options.compression);
+        sender = sender.with_references(guest.ram().pages());
     }
-    let reached = |step: &str| reporter.reached(step);
+    let at_step = |step: &str| reporter.reached(step);
     let side = SourceSide {
         machine: Source::new(),
         session,
@@ -95,9 +111,17 @@ pub fn migrate(
         // Not as `checked` says: it may stay, and its own command line is its user's.
         guest: GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() },
         control: Some(&control),
-        reached: &reached,
+        reached: &at_step,
     };
-    let mut moving = Moving { side, folder: &folder, checked: &checked, pauses: &pauses, reporter };
+    let mut moving = Moving {
+        began,
+        reached,
+        side,
+        folder: &folder,
+        checked: &checked,
+        pauses: &pauses,
+        reporter,
+    };
     let copies = match options.disks.copy {
         true => DiskCopies::begin(&mut guest, &folder, disks, &tunnel, session).map(Some),
         false => Ok(None),
@@ -125,6 +149,8 @@ fn is_given(side: &SourceSide<'_>) -> bool {
 
 /// A migration under way.
 struct Moving<'m> {
+    began: Instant,
+    reached: Duration,
     side: SourceSide<'m>,
     folder: &'m GuestFolder,
     checked: &'m GuestRecord,
@@ -149,7 +175,9 @@ impl Moving<'_> {
         let arrived = |epoch| wait_for_epoch(control, epoch);
         let mut precopy = Precopy::new(&ram, &tracker, sender, &arrived);
         let pages = ram.pages();
-        precopy.send_standing(&|done| self.reporter.progress(done, pages))?;
+        let flow = FlowMeter::start(self.reporter, sender, pages);
+        precopy.send_standing(&|done| flow.progress(done))?;
+        let memory_sent = self.began.elapsed();
         if let Some(copies) = copies {
             self.reporter.stage("copying disks");
             copies.converge(guest, options.max_downtime / 2, control, self.reporter)?;
@@ -199,6 +227,12 @@ impl Moving<'_> {
         let (runs_at, post_copy_pages) = self.hand_over(&mut hands, &serving)?;
         drop(hands);
         Ok(Migrated {
+            stages: Stages {
+                reached: self.reached,
+                memory_sent,
+                stopped: stopping - self.began,
+                runs_there: runs_at - self.began,
+            },
             total: Duration::ZERO,
             gap: runs_at - stopping,
             pages: precopy.pages() + post_copy_pages,
@@ -223,7 +257,12 @@ impl Moving<'_> {
     ) -> Result<bool, Failure> {
         self.reporter.stage("sending changes");
         let limit = options.max_downtime.saturating_sub(FIXED_GAP);
-        let reached = |step: dewar_capture::CaptureStep| self.reporter.reached(step.name());
+        let reached = |step: CaptureStep| {
+            self.reporter.reached(step.name());
+            if let CaptureStep::Epoch { dirty_pages, pause: Some(pause), .. } = step {
+                self.reporter.predicted(pause + FIXED_GAP, dirty_pages);
+            }
+        };
         let found = converge(epochs, precopy, guest, tracker, limit, &reached)?;
         match found.fits || options.post_copy == PostCopy::Auto {
             true => Ok(found.fits),
