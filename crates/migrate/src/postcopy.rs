@@ -10,9 +10,12 @@ use crate::send::PageSender;
 use dewar_codec::{Codec, FrameEncoder, PageCodec};
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
-use dewar_wire::pages::{Form, MOST_PAGES, put_pages};
+use dewar_wire::pages::{Form, put_pages};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// Pages that the background sends at a time: what is asked for waits for so many.
+const AT_A_TIME: usize = 16;
 
 /// Memory that the other host still lacks.
 pub struct Postcopy<'p> {
@@ -61,7 +64,7 @@ impl<'p> Postcopy<'p> {
         let mut sink = self.sender.sink();
         let mut bytes = vec![0; PAGE_BYTES];
         while !self.stopped.load(Ordering::Relaxed) {
-            let pages = self.take(|left| left.take(MOST_PAGES));
+            let pages = self.take(|left| left.take(AT_A_TIME));
             if pages.is_empty() {
                 break;
             }

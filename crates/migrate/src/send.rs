@@ -1,8 +1,8 @@
 //! Sending pages: threads encode ([`PageSink`](crate::PageSink)), and one thread a connection sends.
 //!
 //! ```text
-//!  worker 1: pages --frames of 16--> batch for each connection --+--> queue --> connection 0
-//!  worker 2: pages --frames of 16--> batch for each connection --+--> queue --> connection 1
+//!  worker 1: pages --frames of 64--> batch for each connection --+--> queue --> connection 0
+//!  worker 2: pages --frames of 64--> batch for each connection --+--> queue --> connection 1
 //! ```
 //!
 //! **A page always goes by the same connection.** So its versions arrive in the order in which they were

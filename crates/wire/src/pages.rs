@@ -9,7 +9,7 @@ use dewar_codec::{Codec, WordBase};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 
 /// The most pages of an entry with bytes.
-pub const MOST_PAGES: usize = 16;
+pub const MOST_PAGES: usize = 64;
 /// What an entry begins with: kind, 0, pages (2 bytes), bytes (4).
 const HEAD: usize = 8;
 /// The most pages of an entry of pages that are the same as others.

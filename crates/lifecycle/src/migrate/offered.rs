@@ -13,8 +13,8 @@ use dewar_wire::frame::Side;
 use std::io::Write;
 use std::process::ChildStdin;
 
-/// Zstandard's level: as for checkpoints.
-pub(super) const LEVEL: i32 = -1;
+/// Zstandard's level, where there is time for it: less goes over the link than by the level of checkpoints.
+pub(super) const LEVEL: i32 = 1;
 /// Connections of pages, at most: one a core.
 const MOST_CONNECTIONS: usize = 4;
 
