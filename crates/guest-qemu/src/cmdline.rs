@@ -19,7 +19,7 @@ pub use exclusive_resources::{
 };
 pub(crate) use files::BOOTED;
 pub use files::file_paths;
-pub use heartbeats::{PORT_FILE, with_heartbeats};
+pub use heartbeats::{PORT_FILE, move_heartbeats, with_heartbeats};
 pub use memory::{PlannedRegion, RunPlan, plan_run};
 pub(crate) use options::Properties;
 pub use options::{Argument, Unsupported, arguments};

@@ -9,7 +9,7 @@ mod record;
 mod source_side;
 
 pub(crate) use destination_side::{DestinationSide, ToTheSource};
-pub use peer::PeerCommand;
+pub use peer::{OtherHost, PeerCommand};
 pub(crate) use peer::{Peer, Running, shards};
 pub(crate) use record::migration_of;
 pub use record::{MigrationRecord, SideRecord, is_elsewhere};

@@ -9,7 +9,7 @@ use dewar_lifecycle::migrate::{
     self as lifecycle, Ending, MigrateOptions, Migrated, MovingDisks, Prediction, Resumed, Way,
     abort_here, take_back,
 };
-use dewar_lifecycle::migration::PeerCommand;
+use dewar_lifecycle::migration::OtherHost;
 use dewar_lifecycle::{AttachedGuest, Failure, Reporter};
 use dewar_registry::Phase;
 use dewar_units::ByteSize;
@@ -26,16 +26,17 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     if args.resume || args.abort {
         return end(context, &args);
     }
-    let (dewar, root) = (&args.remote_dewar, args.remote_root.as_deref());
-    let peer = match (&args.via, &args.host) {
-        (Some(via), host) => PeerCommand::via(via, host.as_deref(), dewar, root),
-        (None, host) => PeerCommand::ssh(host.as_deref().unwrap_or_default(), dewar, root),
+    let there = OtherHost {
+        via: args.via.as_deref(),
+        host: args.host.as_deref(),
+        dewar: &args.remote_dewar,
+        root: args.remote_root.as_deref(),
     };
     let progress = Progress::new("looking at the guest");
     let attached = AttachedGuest::lock(context, name, Duration::ZERO, &progress)?;
-    let other = peer.name.clone();
+    let other = there.name();
     let options = MigrateOptions {
-        peer,
+        peer: there.receiver(),
         max_downtime: args.max_downtime,
         compression: args.codec.into(),
         post_copy: args.postcopy.into(),
@@ -45,19 +46,26 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     if args.dry_run {
         let found = lifecycle::predict(attached, &options, &progress)?;
         drop(progress);
-        foretell(context, name, &other, &found);
+        foretell(context, name, other, &found);
         return Ok(());
     }
     // It is found out now whether it can be written: later the guest is gone.
     let drawing = args.report.as_deref().map(Drawing::create).transpose()?;
+    let ledger = context.qos_ledger();
+    ledger.recover();
+    let process = attached.guest.record().process;
+    let reservation = ledger.entry(name).filter(|entry| entry.process == process);
     let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
     if let Some(Err(error)) =
-        drawing.map(|drawing| drawing.write(&migration::page(name, &other, &moved)))
+        drawing.map(|drawing| drawing.write(&migration::page(name, other, &moved)))
     {
         progress.warn(&error.to_string());
     }
+    if let Some(Err(failure)) = reservation.map(|entry| there.reserve(name, &entry.promise)) {
+        progress.warn(&failure.whole());
+    }
     drop(progress);
-    report(context, name, &other, &moved);
+    report(context, name, other, &moved);
     Ok(())
 }
 
@@ -68,6 +76,10 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
             "name": name, "to": other, "total_ms": ms(moved.total), "gap_ms": ms(moved.gap),
             "pages": moved.pages, "bytes": moved.bytes, "state_bytes": moved.state_bytes,
             "epochs": moved.epochs, "post_copy_pages": moved.post_copy_pages,
+            "stages_ms": {
+                "reached": ms(moved.stages.reached), "memory_sent": ms(moved.stages.memory_sent),
+                "stopped": ms(moved.stages.stopped), "runs_there": ms(moved.stages.runs_there),
+            },
             "same_pages": moved.same_pages, "delta_pages": moved.delta_pages,
         }),
         &format!(

@@ -2,9 +2,11 @@
 
 use crate::common;
 use crate::migrate::{Hosts, words};
-use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds};
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds, wait_until};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A guest that writes as fast as it can moves there and back, by each way and each codec; then nothing is
 /// left on either host but the guest.
@@ -60,6 +62,44 @@ fn pages_that_refer_to_others_arrive_as_they_are() {
         deltas += number("delta_pages");
     }
     assert!(deltas > 0, "the writers write into pages that were sent");
+}
+
+/// What a guest is promised here it is promised there.
+#[test]
+fn a_reservation_of_cpu_time_moves_along() {
+    let mut hosts = Hosts::new(&GuestSpec { qos: true, ..GuestSpec::default() });
+    hosts.guest.console.ask("check 500 1 disk").expect("check");
+    let line = ["qos", "g", "--target", "25/s", "--miss", "2.5%", "--max", "20%", "--detach"];
+    hosts.a.dewar(&line).done();
+    // CPUs are those of the whole machine, and both hosts see what is promised.
+    let promise = |host: &Lab, pid: i32| {
+        let told = host.dewar(&["qos", "--status"]).json();
+        let found = told["reservations"].as_array()?.iter().find(|it| it["pid"] == pid).cloned();
+        found.map(|it| ["target_per_s", "miss", "min", "max"].map(|name| it[name].clone()))
+    };
+    let pid = hosts.a.pid("g").expect("its QEMU");
+    let before = promise(&hosts.a, pid);
+    assert!(before.is_some());
+    let way = ["--tunnel", "--max-downtime", "1s"];
+    let moved = Hosts::migrate(&hosts.a, &hosts.b, &way).done();
+    let pid_there = hosts.b.pid("g").expect("its QEMU");
+    assert_eq!(promise(&hosts.b, pid_there), before, "{}", moved.stderr);
+    assert!(hosts.assert_on_one("with a reservation"));
+    wait_until("its end at A", Duration::from_secs(20), || promise(&hosts.a, pid).is_none());
+    // What the other host does not promise is said, with what to do there; the guest is there.
+    let dewar = hosts.a.path().join("dewar");
+    let script = "#!/bin/sh\ncase \"$*\" in *' qos '*) echo no room >&2; exit 1;; esac\nexec \"$DEWAR\" \"$@\"\n";
+    std::fs::write(&dewar, script.replace("$DEWAR", &hosts.a.program().display().to_string()))
+        .and_then(|()| std::fs::set_permissions(&dewar, PermissionsExt::from_mode(0o755)))
+        .expect("script");
+    let mut back = Hosts::line(&hosts.a, &way);
+    let program = back.iter().position(|word| word == "--remote-dewar").expect("option") + 1;
+    back[program] = dewar.display().to_string();
+    let moved = hosts.b.dewar(&words(&back)).done();
+    for said in ["did not come along", "no room", "dewar qos g --detach --target 25/s"] {
+        assert!(moved.stderr.contains(said), "{}", moved.stderr);
+    }
+    assert!(!hosts.assert_on_one("without it"));
 }
 
 /// One megabyte a second, and 200 ms until an answer comes: it takes its time, and arrives whole.

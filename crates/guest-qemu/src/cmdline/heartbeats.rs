@@ -28,8 +28,11 @@ pub fn with_heartbeats(line: &[String], socket: &Path) -> Vec<String> {
 }
 
 /// Moves the port of a command line that has one to another socket: the guest may
-/// come back by another name while the one before still runs.
-pub(super) fn move_heartbeats(line: &mut [String], socket: &Path) -> Result<(), Unsupported> {
+/// come back by another name while the one before still runs, or at another host.
+///
+/// # Errors
+/// Where a character device cannot be understood.
+pub fn move_heartbeats(line: &mut [String], socket: &Path) -> Result<(), Unsupported> {
     let mut moved = Vec::new();
     for argument in arguments(line).iter().filter(|argument| argument.name == "chardev") {
         let mut chardev = Properties::parse(argument.value.unwrap_or_default())?;

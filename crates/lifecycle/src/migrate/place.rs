@@ -12,7 +12,7 @@ use crate::recovery::migration::refuse_earlier;
 use crate::recovery::recover;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::Incoming;
-use dewar_guest_qemu::cmdline::PlannedRegion;
+use dewar_guest_qemu::cmdline::{PORT_FILE, PlannedRegion, move_heartbeats};
 use dewar_guest_qemu::freeze::start;
 use dewar_guest_qemu::launch::{kill, make_ram_files, remove_files};
 use dewar_memory::NewRam;
@@ -63,7 +63,10 @@ impl Place {
         let room = |place: &Path| host.ram_room(&offer.guest, place, false);
         let owned_ram = make_ram_files(&regions, 0, room)?;
         let nobody = ProcessId { pid: 0, started: 0, boot: 0 };
-        let line = (program, machine.arguments.clone());
+        let mut arguments = machine.arguments.clone();
+        move_heartbeats(&mut arguments, &folder.file(PORT_FILE))
+            .map_err(|why| Failure::new(Code::Unsupported, why.to_string()))?;
+        let line = (program, arguments);
         let record = GuestRecord::new(
             &offer.guest,
             nobody,

@@ -1,8 +1,9 @@
-//! The other host: a command that starts `dewar receive` there, whose standard input and output is the
-//! connection.
+//! The other host: a command that runs `dewar` there. Standard input and output of `dewar receive` are the
+//! connection of a migration.
 
 use crate::failure::{Code, Failure};
 use dewar_migrate::{Control, MigrateError, TunnelReader, TunnelWriter, take_apart};
+use dewar_qos::Promise;
 use dewar_wire::control::{CONTROL, FIRST_DISK, MOST_DISKS, ToDestination, ToSource};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,75 @@ use std::time::{Duration, Instant};
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 
+/// How `dewar` is run at the other host.
+#[derive(Debug, Clone, Copy)]
+pub struct OtherHost<'o> {
+    /// By this command line, before which nothing is needed and behind which a command may stand
+    /// (`ip netns exec b`); by the user's ssh where that is nothing.
+    pub via: Option<&'o str>,
+    /// As ssh knows it, or people.
+    pub host: Option<&'o str>,
+    /// The program there.
+    pub dewar: &'o str,
+    /// Its `--root`, where that is not the usual one.
+    pub root: Option<&'o Path>,
+}
+
+impl OtherHost<'_> {
+    /// The command that takes part in a migration there.
+    pub fn receiver(&self) -> PeerCommand {
+        PeerCommand { name: self.name().to_owned(), words: self.command(&["receive"]) }
+    }
+
+    /// Its name, for people.
+    pub fn name(&self) -> &str {
+        self.host.or(self.via).unwrap_or_default()
+    }
+
+    /// Promises a guest there what it was promised here.
+    ///
+    /// # Errors
+    /// Where it cannot be promised, or the host is not reached; the failure says what to do.
+    pub fn reserve(&self, guest: &str, promise: &Promise) -> Result<(), Failure> {
+        let Promise { rate, miss, min, max, .. } = promise;
+        let options = [
+            ("--target", format!("{rate}/s")),
+            ("--miss", format!("{}%", miss * 100.0)),
+            ("--min", format!("{}%", min * 100.0)),
+            ("--max", format!("{}%", max * 100.0)),
+        ];
+        let options = options.iter().flat_map(|(name, value)| [*name, value]);
+        let verb: Vec<&str> = ["qos", guest, "--detach"].into_iter().chain(options).collect();
+        let words = self.command(&verb);
+        let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+        let why = match output {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => format!("{}: {error}", words[0]),
+        };
+        let what = format!("its reservation of CPU time did not come along: {why}");
+        let advice = format!("at {}: dewar {}", self.name(), verb.join(" "));
+        Err(Failure::new(Code::Failed, what).advice(advice))
+    }
+
+    /// The words that run a verb of `dewar` there.
+    fn command(&self, verb: &[&str]) -> Vec<String> {
+        let mut words = vec![self.dewar.to_owned()];
+        if let Some(root) = self.root {
+            words.extend(["--root".to_owned(), root.display().to_string()]);
+        }
+        words.extend(verb.iter().map(|word| (*word).to_owned()));
+        let Some(via) = self.via else {
+            // ssh hands one line to the shell there.
+            let line = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+            return ["ssh", "-T", "--", self.name(), &line].map(str::to_owned).to_vec();
+        };
+        let line = format!("exec {via} \"$@\"");
+        let shell = ["sh", "-c", &line, "sh"].map(str::to_owned);
+        shell.into_iter().chain(words).collect()
+    }
+}
+
 /// A command that starts `dewar receive` at the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerCommand {
@@ -23,23 +93,6 @@ pub struct PeerCommand {
 }
 
 impl PeerCommand {
-    /// By the user's ssh.
-    pub fn ssh(host: &str, dewar: &str, root: Option<&Path>) -> Self {
-        // ssh hands one line to the shell there.
-        let line = receive(dewar, root).iter().map(|word| quoted(word)).collect::<Vec<_>>();
-        let words = ["ssh", "-T", "--", host, &line.join(" ")].map(str::to_owned).to_vec();
-        Self { name: host.to_owned(), words }
-    }
-
-    /// By a command line of the user's, before which nothing is needed and behind which a command may
-    /// stand (`ip netns exec b`).
-    pub fn via(command: &str, name: Option<&str>, dewar: &str, root: Option<&Path>) -> Self {
-        let mut words =
-            ["sh", "-c", &format!("exec {command} \"$@\""), "sh"].map(str::to_owned).to_vec();
-        words.extend(receive(dewar, root));
-        Self { name: name.unwrap_or(command).to_owned(), words }
-    }
-
     /// Starts it and greets the other side, about the migration of this session.
     pub(crate) fn connect(&self, session: u64) -> Result<Peer, Failure> {
         let failed = |why: String| {
@@ -77,16 +130,6 @@ impl PeerCommand {
             }
         }
     }
-}
-
-/// `dewar receive`, there.
-fn receive(dewar: &str, root: Option<&Path>) -> Vec<String> {
-    let mut words = vec![dewar.to_owned()];
-    if let Some(root) = root {
-        words.extend(["--root".to_owned(), root.display().to_string()]);
-    }
-    words.push("receive".to_owned());
-    words
 }
 
 /// A word as a shell takes it.
@@ -146,12 +189,14 @@ mod tests {
     #[test]
     fn words_come_through_two_shells_as_they_are() {
         let root = Path::new("/a b/it's");
-        let ssh = PeerCommand::ssh("h", "dewar", Some(root));
+        let ssh = OtherHost { via: None, host: Some("h"), dewar: "dewar", root: Some(root) };
+        let ssh = ssh.receiver();
         assert_eq!(ssh.words[4], r"dewar --root '/a b/it'\''s' receive");
         let said =
             Command::new("sh").args(["-c", &format!("printf '%s|' {}", ssh.words[4])]).output();
         assert_eq!(said.expect("sh").stdout, b"dewar|--root|/a b/it's|receive|");
-        let via = PeerCommand::via("env A=b printf '%s|'", None, "dewar", Some(root));
+        let via = Some("env A=b printf '%s|'");
+        let via = OtherHost { via, host: None, dewar: "dewar", root: Some(root) }.receiver();
         let said = Command::new(&via.words[0]).args(&via.words[1..]).output();
         assert_eq!(said.expect("sh").stdout, b"dewar|--root|/a b/it's|receive|");
     }
