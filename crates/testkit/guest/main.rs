@@ -9,6 +9,7 @@
 //!   `noise`, `zeros` (touched), or `equal` (32 pages of noise again and again).
 //! - `words RATE`: writes one word in each of RATE random pages a second, over
 //!   the first half of what was filled. `words 0` stops.
+//! - `colour RATE`: the same with whole pages, each of one word again and again.
 //! - `check PAGES THREADS DISK PACE`: starts checkable writers: THREADS threads
 //!   with PAGES pages each; DISK is `disk` (each writes blocks of the first
 //!   disk, past the page cache), `reads` (and reads others into its pages), or
@@ -39,7 +40,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -95,6 +96,8 @@ struct Guest {
     filled: Option<Arc<Mutex<Vec<u8>>>>,
     /// Whether it was filled with equal pages.
     is_equal: bool,
+    /// Whether whole pages are written, not words.
+    whole_pages: Arc<AtomicBool>,
     rate: Arc<AtomicU64>,
     count: Arc<AtomicU64>,
     writers: Vec<mpsc::Sender<Ask>>,
@@ -113,7 +116,8 @@ fn serve(tty: &str) {
             |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
         let answer = match *command {
             "fill" => fill(&mut guest, number(1), words.get(2).copied().unwrap_or("mixed")),
-            "words" => write_words(&guest, number(1)),
+            "words" => write(&guest, number(1), false),
+            "colour" => write(&guest, number(1), true),
             "check" => {
                 let disk = words.get(3).copied().unwrap_or("none");
                 check(&mut guest, number(1), number(2), disk, words.get(4) == Some(&"hard"))
@@ -266,8 +270,11 @@ fn filled(guest: &Guest) -> Result<String, String> {
     }
 }
 
-fn write_words(guest: &Guest, rate: u64) -> Result<String, String> {
+/// Writes a word, or every word of a page, in so many pages a second.
+fn write(guest: &Guest, rate: u64, whole_pages: bool) -> Result<String, String> {
     let memory = guest.filled.clone().ok_or("fill first")?;
+    guest.whole_pages.store(whole_pages, Relaxed);
+    let whole_pages = guest.whole_pages.clone();
     let idle = guest.rate.swap(rate, Relaxed) == 0;
     let (rate, count) = (guest.rate.clone(), guest.count.clone());
     if idle && rate.load(Relaxed) > 0 {
@@ -283,8 +290,14 @@ fn write_words(guest: &Guest, rate: u64) -> Result<String, String> {
                 }
                 for _ in 0..per_tick {
                     let number = random(&mut state);
-                    let at = (number as usize >> 8) % pages * PAGE + (number as usize % WORDS) * 8;
-                    memory[at..at + 8].copy_from_slice(&number.to_le_bytes());
+                    let page = (number as usize >> 8) % pages * PAGE;
+                    if whole_pages.load(Relaxed) {
+                        let words = memory[page..page + PAGE].chunks_exact_mut(8);
+                        words.for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
+                    } else {
+                        let at = page + (number as usize % WORDS) * 8;
+                        memory[at..at + 8].copy_from_slice(&number.to_le_bytes());
+                    }
                 }
                 count.fetch_add(per_tick, Relaxed);
                 next += Duration::from_millis(5);

@@ -1,10 +1,12 @@
 //! What benchmarks share.
 
+mod heart;
 mod qemu;
 mod sample;
 mod warm;
 mod witness;
 
+pub use heart::{beat_into_fifo, listen};
 pub use qemu::{connect_soon, start_qemu, wait_for_migration};
 pub use sample::file as sample_file;
 pub use warm::touch_free_memory;

@@ -1,7 +1,8 @@
 //! By Dewar, between two hosts on this machine, through a tunnel over the link.
 
-use crate::subject::{Figures, command, fill, listen, load, time};
+use crate::subject::{Figures, Load, command, fill, load, time};
 use anyhow::{Context, Result, ensure};
+use dewar_testkit::bench::listen;
 use dewar_testkit::{Console, Heartbeat, Lab};
 use std::path::{Path, PathBuf};
 
@@ -70,10 +71,10 @@ impl ByDewar {
     }
 
     /// Moves it to the other host. Nothing is measured where it does not move: it writes too fast.
-    pub fn measure(&mut self, way: Way, mbit: f64, rate: u64) -> Result<Option<Figures>> {
+    pub fn measure(&mut self, way: Way, mbit: f64, writes: (Load, u64)) -> Result<Option<Figures>> {
         let [from, to] = &self.hosts;
         let mut console = Console::connect(&from.guest_folder("g")?.join("console"))?;
-        load(&mut console, rate)?;
+        load(&mut console, writes)?;
         drop(console);
         let via = format!("{} {mbit} 0 {}", self.link.display(), to.via());
         let (root, program) = (to.root().display().to_string(), to.program().display().to_string());

@@ -1,9 +1,9 @@
 //! By stock QEMU, through a proxy that is the link for all its connections.
 
-use crate::subject::{Figures, command, fill, listen, load, time};
+use crate::subject::{Figures, Load, command, fill, load, time};
 use anyhow::{Context, Result};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::bench::{connect_soon, start_qemu, wait_for_migration};
+use dewar_testkit::bench::{connect_soon, listen, start_qemu, wait_for_migration};
 use dewar_testkit::{Console, Heartbeat, Lab, Lane, LinkSpeed, carry, free_port};
 use serde_json::json;
 use std::net::{TcpListener, TcpStream};
@@ -95,9 +95,14 @@ impl ByQemu {
     }
 
     /// Moves it into another QEMU. Nothing is measured where that does not end.
-    pub fn measure(&mut self, method: Method, mbit: f64, rate: u64) -> Result<Option<Figures>> {
+    pub fn measure(
+        &mut self,
+        method: Method,
+        mbit: f64,
+        writes: (Load, u64),
+    ) -> Result<Option<Figures>> {
         let mut console = Console::connect(&self.folder.join("console"))?;
-        load(&mut console, rate)?;
+        load(&mut console, writes)?;
         drop(console);
         let number = self.number + 1;
         let mut line = with_qmp(&self.line, &self.folder, number);

@@ -1,7 +1,7 @@
 //! `make bench-migrate`: a running guest moved to another host over a link of a given speed, beside QEMU's
 //! own ways over the same link, in the same run. Gaps are in the guest's heartbeat, timed from outside.
 //!
-//! usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,...] [--rates N,...]
+//! usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,...] [--load words|colour] [--rates N,...]
 //!     [--links MBIT,...] [--fills MIX,...] [--methods WORD,...]
 
 #![forbid(unsafe_code)]
@@ -16,7 +16,7 @@ use by_qemu::{ByQemu, Method};
 use dewar_testkit::bench::{median, touch_free_memory};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use subject::Figures;
+use subject::{Figures, Load};
 
 /// What is measured, and with what.
 struct Plan {
@@ -24,6 +24,7 @@ struct Plan {
     out: PathBuf,
     repeats: usize,
     sizes: Vec<u64>,
+    load: Load,
     rates: Vec<u64>,
     links: Vec<f64>,
     fills: Vec<String>,
@@ -42,6 +43,7 @@ struct Row {
 struct Case {
     mib: u64,
     fill: String,
+    load: Load,
     rate: u64,
     mbit: f64,
 }
@@ -70,15 +72,17 @@ fn measure(plan: &Plan, mib: u64, fill: &str, rows: &mut Vec<Row>) -> Result<()>
     let mut qemu = (!methods.is_empty()).then(start_qemu).transpose()?;
     for mbit in &plan.links {
         for rate in &plan.rates {
-            let of = Case { mib, fill: fill.to_owned(), rate: *rate, mbit: *mbit };
+            let (load, rate) = (plan.load, *rate);
+            let of = Case { mib, fill: fill.to_owned(), load, rate, mbit: *mbit };
             for way in &ways {
                 let Some(dewar) = &mut dewar else { continue };
-                let figures = repeated(plan.repeats, || dewar.measure(*way, *mbit, *rate))?;
+                let figures = repeated(plan.repeats, || dewar.measure(*way, *mbit, (load, rate)))?;
                 rows.push(Row::new(way.name(), of.clone(), figures));
             }
             for method in &methods {
                 let Some(qemu) = &mut qemu else { continue };
-                let figures = repeated(plan.repeats, || qemu.measure(*method, *mbit, *rate))?;
+                let figures =
+                    repeated(plan.repeats, || qemu.measure(*method, *mbit, (load, rate)))?;
                 rows.push(Row::new(method.name(), of.clone(), figures));
             }
             save(&plan.out, rows)?;
@@ -103,8 +107,9 @@ impl Row {
     /// One that is printed at once.
     fn new(method: &str, of: Case, figures: Vec<Option<Figures>>) -> Self {
         let row = Self { method: method.to_owned(), of, figures };
-        let Case { mib, fill, rate, mbit } = &row.of;
-        print!("{mib:>5} MiB {fill:<6} {rate:>7} words/s {mbit:>6} Mb/s  {method:<20} ");
+        let Case { mib, fill, load, rate, mbit } = &row.of;
+        let load = load.unit();
+        print!("{mib:>5} MiB {fill:<6} {rate:>7} {load} {mbit:>6} Mb/s  {method:<20} ");
         match row.figures.contains(&None) {
             true => println!("does not end"),
             false => println!(
@@ -131,7 +136,7 @@ fn save(out: &Path, rows: &[Row]) -> Result<()> {
         .map(|row| {
             json!({
                 "method": row.method, "memory_mib": row.of.mib, "fill": row.of.fill,
-                "load": format!("{} words/s", row.of.rate), "link": format!("{} Mb/s", row.of.mbit),
+                "load": format!("{} {}", row.of.rate, row.of.load.unit()), "link": format!("{} Mb/s", row.of.mbit),
                 "repeats": row.figures.iter().flatten().map(figures).collect::<Vec<_>>(),
             })
         })
@@ -147,7 +152,7 @@ impl Plan {
 
 fn plan() -> Result<Plan> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--rates N,..] [--links MBIT,..] \
+    let usage = "usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--load words|colour] [--rates N,..] [--links MBIT,..] \
                  [--fills mixed,zeros,equal,noise] [--methods dewar,dewar-300ms,dewar-postcopy,plain,xbzrle,\
                  multifd,multifd-zstd,postcopy]";
     let mut plan = Plan {
@@ -155,6 +160,7 @@ fn plan() -> Result<Plan> {
         out: words.next().context(usage)?.into(),
         repeats: 5,
         sizes: vec![1024],
+        load: Load::Words,
         rates: vec![0, 20_000],
         links: vec![1000.0],
         fills: vec!["mixed".to_owned()],
@@ -170,6 +176,7 @@ fn plan() -> Result<Plan> {
         match flag.as_str() {
             "--repeats" => plan.repeats = value.parse()?,
             "--sizes" => plan.sizes = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--load" => plan.load = Load::named(&value).context(usage)?,
             "--rates" => plan.rates = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--links" => plan.links = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--fills" => plan.fills = value.split(',').map(str::to_owned).collect(),

@@ -1,13 +1,11 @@
 //! A guest with all its memory in use, whose heart is heard whichever QEMU has it.
 
-use anyhow::{Context, Result, ensure};
-use dewar_testkit::bench::{reserved_mib, sample_file};
+use anyhow::{Result, ensure};
+use dewar_testkit::bench::{beat_into_fifo, reserved_mib, sample_file};
 use dewar_testkit::{Console, GuestSpec, Heartbeat};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const HEART: &str = "beat";
 /// A guest has its load for so long before anything is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// What comes a little later of the change counts, too.
@@ -27,19 +25,8 @@ pub fn command(folder: &Path, mib: u64) -> Result<Vec<String>> {
     let sample = Some(sample_file(Path::new("target/bench"))?);
     let spec = GuestSpec { memory_mib: mib, beat_ms: 1, sample, ..GuestSpec::default() };
     let mut line = spec.command(folder)?;
-    let fifo = folder.join(HEART);
-    if !fifo.exists() {
-        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-    }
-    let beat = format!("file,id=s1,path={},append=on", fifo.display());
-    let is_beat = |word: &&mut String| word.starts_with("socket,id=s1,");
-    *line.iter_mut().find(is_beat).context("a heartbeat")? = beat;
+    beat_into_fifo(&mut line, folder)?;
     Ok(line)
-}
-
-/// Listens to its heart; to be called before its QEMU starts.
-pub fn listen(folder: &Path) -> Result<Heartbeat> {
-    Heartbeat::listen_fifo(&folder.join(HEART))
 }
 
 /// Puts all of its memory to use, as `fill` of the guest's program says.
@@ -48,9 +35,40 @@ pub fn fill(console: &mut Console, mib: u64, mix: &str) -> Result<()> {
     console.ask(&format!("fill {} {mix}", mib - reserved)).map(drop)
 }
 
-/// Lets it write so many words a second.
-pub fn load(console: &mut Console, rate: u64) -> Result<()> {
-    console.ask(&format!("words {rate}"))?;
+/// What a guest writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// A word in each of so many pages a second.
+    Words,
+    /// All of so many pages a second, each with one word again and again.
+    Colour,
+}
+
+impl Load {
+    /// By its name on the command line.
+    pub fn named(word: &str) -> Option<Self> {
+        [Self::Words, Self::Colour].into_iter().find(|load| load.word() == word)
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Words => "words",
+            Self::Colour => "colour",
+        }
+    }
+
+    /// What is counted.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Words => "words/s",
+            Self::Colour => "coloured pages/s",
+        }
+    }
+}
+
+/// Lets it write so much a second.
+pub fn load(console: &mut Console, (load, rate): (Load, u64)) -> Result<()> {
+    console.ask(&format!("{} {rate}", load.word()))?;
     std::thread::sleep(WARM_UP);
     Ok(())
 }

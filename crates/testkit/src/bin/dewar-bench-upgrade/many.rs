@@ -3,8 +3,9 @@
 
 use crate::Plan;
 use crate::report::Row;
-use crate::subject::{HEART, command, run};
+use crate::subject::{command, run};
 use anyhow::{Result, ensure};
+use dewar_testkit::bench::listen;
 use dewar_testkit::{GuestSpec, Heartbeat, Lab};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ pub fn measure(plan: &Plan) -> Result<Vec<Row>> {
             let (memory_mib, beat_ms) = (MIB, BEAT_MS);
             let spec = GuestSpec { memory_mib, beat_ms, ..GuestSpec::default() };
             let line = command(&lab, plan, &name, spec)?;
-            hearts.push(Heartbeat::listen_fifo(&lab.path().join(&name).join(HEART))?);
+            hearts.push(listen(&lab.path().join(&name))?);
             run(&lab, &name, &line)?;
         }
         for repeat in 0..plan.repeats {

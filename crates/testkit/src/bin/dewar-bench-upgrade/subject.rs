@@ -2,10 +2,11 @@
 //! under it.
 
 use crate::Plan;
-use anyhow::{Context, Result, ensure};
-use dewar_testkit::bench::{connect_soon, reserved_mib, start_qemu, wait_for_migration};
+use anyhow::{Result, ensure};
+use dewar_testkit::bench::{
+    beat_into_fifo, connect_soon, listen, reserved_mib, start_qemu, wait_for_migration,
+};
 use dewar_testkit::{Console, GuestSpec, Heartbeat, Lab, TestGuest, wait_while_alive};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 use std::path::Path;
 use std::process::Child;
@@ -13,8 +14,6 @@ use std::time::{Duration, Instant};
 
 /// A time without anything, to compare gaps with.
 const QUIET: Duration = Duration::from_secs(1);
-/// Where a guest's heart is heard; somebody must before its QEMU starts.
-pub const HEART: &str = "beat";
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How what is under a guest is changed.
@@ -87,14 +86,7 @@ pub fn command(lab: &Lab, plan: &Plan, name: &str, mut spec: GuestSpec) -> Resul
     spec.extra.extend(["-machine", "pc-q35-7.2"].map(str::to_owned));
     let mut line = spec.command(&folder)?;
     line[0].clone_from(&plan.qemus[0]);
-    // A log, for QEMU: whichever has the guest writes to it.
-    let fifo = folder.join(HEART);
-    if !fifo.exists() {
-        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-    }
-    let beat = format!("file,id=s1,path={},append=on", fifo.display());
-    let is_beat = |word: &&mut String| word.starts_with("socket,id=s1,");
-    *line.iter_mut().find(is_beat).context("a heartbeat")? = beat;
+    beat_into_fifo(&mut line, &folder)?;
     Ok(line)
 }
 
@@ -112,7 +104,7 @@ impl Subject {
         let folder = lab.guest_folder("g")?;
         let spec = GuestSpec { memory_mib: mib, beat_ms: 1, ..GuestSpec::default() };
         let mut line = command(&lab, plan, "g", spec)?;
-        let heart = Heartbeat::listen_fifo(&folder.join(HEART))?;
+        let heart = listen(&folder)?;
         let (guest, child) = if by_dewar {
             (run(&lab, "g", &line)?, None)
         } else {

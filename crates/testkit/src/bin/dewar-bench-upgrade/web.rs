@@ -2,9 +2,10 @@
 
 use crate::Plan;
 use crate::report::Row;
-use crate::subject::{HEART, command, run};
+use crate::subject::{command, run};
 use anyhow::{Result, ensure};
-use dewar_testkit::{Console, GuestSpec, Heartbeat, Lab, Network, web_load};
+use dewar_testkit::bench::listen;
+use dewar_testkit::{Console, GuestSpec, Lab, Network, web_load};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ pub fn measure(plan: &Plan) -> Result<Option<Row>> {
     let extra = ["-netdev", tap, "-device", "virtio-net-pci,netdev=n0"].map(str::to_owned).to_vec();
     let spec = GuestSpec { memory_mib: MIB, extra, beat_ms: 1, ..GuestSpec::default() };
     let line = command(&lab, plan, "g", spec)?;
-    let _heart = Heartbeat::listen_fifo(&lab.path().join("g").join(HEART))?;
+    let _heart = listen(&lab.path().join("g"))?;
     let mut guest = network.within(|| run(&lab, "g", &line))?;
     guest.console.ask("net 10.9.0.2/24")?;
     guest.console.ask("listen")?;
