@@ -1,5 +1,5 @@
 //! A checkpoint as one page to look at: what was done when, what was stored,
-//! and how it compares with the checkpoints before it. And a [`migration`].
+//! and how it compares with the checkpoints before it. A [`migration`] has a page of its own.
 
 mod chart;
 mod drawing;

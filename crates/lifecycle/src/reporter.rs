@@ -10,7 +10,7 @@ pub struct Flow {
     pub link_bytes_per_second: f64,
     /// Bytes of memory a second: more, where pages are compressed or need not be sent.
     pub memory_bytes_per_second: f64,
-    /// Until every page was sent once.
+    /// Until every page was looked at, and sent unless it is written.
     pub left: Duration,
 }
 

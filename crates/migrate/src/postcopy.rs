@@ -14,7 +14,7 @@ use dewar_wire::pages::{Form, put_pages};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Pages that the background sends at a time: what is asked for waits for so many.
+/// Pages that each thread of the background sends at a time: what is asked for comes behind them.
 const AT_A_TIME: usize = 16;
 
 /// Memory that the other host still lacks.

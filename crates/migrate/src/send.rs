@@ -104,7 +104,7 @@ impl PageSender {
         let copies = (pages * PAGE_BYTES as u64 / COPIES_SHARE).min(spare).min(MOST_COPIES);
         let sent = || {
             let fingerprints = Fingerprints::new(pages / connections);
-            let versions = Versions::new(pages, (copies / connections) as usize);
+            let versions = Versions::new((copies / connections) as usize);
             Mutex::new(Sent { fingerprints, versions })
         };
         self.sent = (0..connections).map(|_| sent()).collect();

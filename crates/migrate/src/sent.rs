@@ -9,7 +9,7 @@
 
 use dewar_codec::{Feed, encode_words};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
+use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashMap;
 
 /// Fingerprints of a connection at most, 24 bytes each. A newer one takes the slot of an older one.
@@ -25,7 +25,7 @@ pub enum ComesAgain {
     Never,
     /// As any page is.
     Perhaps,
-    /// It was written since it was sent.
+    /// The guest wrote it in the last epoch.
     Likely,
 }
 
@@ -134,26 +134,32 @@ impl Fingerprints {
 /// Copies of what was sent last of some pages.
 #[derive(Debug)]
 pub(crate) struct Versions {
-    slots: HashMap<PageNumber, usize>,
+    kept: HashMap<PageNumber, Kept>,
     /// A page for each slot.
     copies: Vec<u8>,
     /// Slots that no page has.
     free: Vec<usize>,
-    /// Pages that were kept in the first epoch, and those of them that came again.
+    /// Pages that were kept in the first epoch.
     cold: Vec<PageNumber>,
-    hot: PageSet,
     most_bytes: usize,
 }
 
+/// Where the copy of a page is.
+#[derive(Debug)]
+struct Kept {
+    slot: usize,
+    /// Whether it comes again.
+    is_hot: bool,
+}
+
 impl Versions {
-    /// Copies of so many bytes at most, of a guest's pages.
-    pub(crate) fn new(pages: u64, most_bytes: usize) -> Self {
+    /// Copies of so many bytes at most.
+    pub(crate) fn new(most_bytes: usize) -> Self {
         Self {
-            slots: HashMap::new(),
+            kept: HashMap::new(),
             copies: Vec::new(),
             free: Vec::new(),
             cold: Vec::new(),
-            hot: PageSet::new(pages),
             most_bytes,
         }
     }
@@ -166,40 +172,44 @@ impl Versions {
         bytes: &[u8],
         delta: &mut Vec<u8>,
     ) -> bool {
-        let Some(slot) = self.slots.get(&page) else { return false };
-        let copy = &mut self.copies[slot * PAGE_BYTES..][..PAGE_BYTES];
+        let Some(kept) = self.kept.get_mut(&page) else { return false };
+        kept.is_hot = true;
+        let copy = &mut self.copies[kept.slot * PAGE_BYTES..][..PAGE_BYTES];
         let is_short = encode_words(bytes, Some(copy), MOST_DELTA_BYTES, delta);
         copy.copy_from_slice(bytes);
-        self.hot.insert(page);
         is_short
     }
 
     /// Keeps what is sent of a page that is not known, if there is room.
     pub(crate) fn keep(&mut self, page: PageNumber, bytes: &[u8], comes_again: ComesAgain) {
-        if comes_again == ComesAgain::Never || self.slots.contains_key(&page) {
+        if comes_again == ComesAgain::Never || self.kept.contains_key(&page) {
             return;
         }
         let has_room = self.copies.len() + PAGE_BYTES <= self.most_bytes;
         if !has_room && self.free.is_empty() && comes_again == ComesAgain::Likely {
             self.free_a_cold_slot();
         }
-        if let Some(slot) = self.free.pop() {
-            self.copies[slot * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(bytes);
-            self.slots.insert(page, slot);
-        } else if has_room {
-            self.slots.insert(page, self.copies.len() / PAGE_BYTES);
-            self.copies.extend_from_slice(bytes);
-        } else {
-            return;
-        }
-        if comes_again == ComesAgain::Perhaps {
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.copies[slot * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(bytes);
+                slot
+            }
+            None if has_room => {
+                self.copies.extend_from_slice(bytes);
+                self.copies.len() / PAGE_BYTES - 1
+            }
+            None => return,
+        };
+        let is_hot = comes_again == ComesAgain::Likely;
+        self.kept.insert(page, Kept { slot, is_hot });
+        if !is_hot {
             self.cold.push(page);
         }
     }
 
     fn free_a_cold_slot(&mut self) {
         while let Some(page) = self.cold.pop() {
-            if !self.hot.contains(page) && self.slots.contains_key(&page) {
+            if self.kept.get(&page).is_some_and(|kept| !kept.is_hot) {
                 return self.forget(page);
             }
         }
@@ -207,7 +217,7 @@ impl Versions {
 
     /// Forgets a page: zeros were sent of it, or something that is not to be compared with.
     pub(crate) fn forget(&mut self, page: PageNumber) {
-        self.free.extend(self.slots.remove(&page));
+        self.free.extend(self.kept.remove(&page).map(|kept| kept.slot));
     }
 }
 
@@ -217,7 +227,7 @@ mod tests {
 
     #[test]
     fn what_is_written_takes_the_room_of_what_is_not() {
-        let mut versions = Versions::new(100, 4 * PAGE_BYTES);
+        let mut versions = Versions::new(4 * PAGE_BYTES);
         let page = |fill: u8| vec![fill; PAGE_BYTES];
         let is_known = |versions: &mut Versions, number: u64, fill: u8| {
             versions.append_delta(PageNumber(number), &page(fill), &mut Vec::new())

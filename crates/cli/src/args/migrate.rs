@@ -51,7 +51,7 @@ pub struct MigrateArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Draw what was done when, what was written meanwhile and what was sent, as one page for a browser.
-    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dry_run", "resume", "abort", "take_back"])]
     pub report: Option<PathBuf>,
     /// Copy its disks, too: the other host gets files of its own, and those here stay as they are. They go
     /// through ssh, or what --via names.

@@ -35,7 +35,7 @@ fn stages(moved: &Migrated) -> String {
     let all = [
         (stages.reached, "reaching the other host", "quiet"),
         (stages.memory_sent, "pages that stand still", "bulk"),
-        (stages.stopped, "pages written meanwhile", "epochs"),
+        (stages.stopped, "what was written meanwhile", "epochs"),
         (stages.runs_there, "it stands still", "pause"),
         (moved.total, if moved.post_copy_pages > 0 { "the rest" } else { "the end" }, "behind"),
     ];
@@ -48,7 +48,8 @@ fn stages(moved: &Migrated) -> String {
 }
 
 fn kinds(moved: &Migrated) -> String {
-    let whole = moved.pages - moved.same_pages - moved.delta_pages - moved.post_copy_pages;
+    let otherwise = moved.same_pages + moved.delta_pages + moved.post_copy_pages;
+    let whole = moved.pages.saturating_sub(otherwise);
     let kinds = [
         ("by themselves", whole, "bulk"),
         ("the same as another", moved.same_pages, "zero"),

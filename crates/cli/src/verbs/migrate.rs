@@ -2,7 +2,7 @@
 
 use crate::args::MigrateArgs;
 use crate::context::Context;
-use crate::output::milliseconds;
+use crate::output::{milliseconds, warn};
 use crate::progress::Progress;
 use crate::report::{Drawing, migration};
 use dewar_lifecycle::migrate::{
@@ -49,8 +49,8 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         foretell(context, name, other, &found);
         return Ok(());
     }
-    // It is found out now whether it can be written: later the guest is gone.
-    let drawing = args.report.as_deref().map(Drawing::create).transpose()?;
+    // A path that cannot be written must be found before the guest leaves.
+    let drawing = args.report.as_deref().map(Drawing::open).transpose()?;
     let ledger = context.qos_ledger();
     ledger.recover();
     let process = attached.guest.record().process;
@@ -61,11 +61,13 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     {
         progress.warn(&error.to_string());
     }
-    if let Some(Err(failure)) = reservation.map(|entry| there.reserve(name, &entry.promise)) {
-        progress.warn(&failure.whole());
-    }
     drop(progress);
     report(context, name, other, &moved);
+    match reservation.map(|entry| there.reserve(name, &entry)) {
+        Some(Err(failure)) => warn(&failure.whole()),
+        Some(Ok(said)) if !said.is_empty() => warn(&format!("{other}: {said}")),
+        _ => {}
+    }
     Ok(())
 }
 

@@ -13,7 +13,7 @@ pub fn run(context: &Context, args: ReportArgs) -> Result<(), Failure> {
     // The last ones are what people compare with.
     let history = &history[history.len().saturating_sub(24)..];
     let output = args.output.unwrap_or_else(|| format!("{id}.html").into());
-    report::Drawing::create(&output)?.write(&report::page(&record, history))?;
+    report::Drawing::open(&output)?.write(&report::page(&record, history))?;
     context.print(
         json!({"checkpoint": id, "file": output}),
         &format!("{} tells of {id}; open it in a browser", output.display()),

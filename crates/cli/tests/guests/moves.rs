@@ -96,7 +96,7 @@ fn a_reservation_of_cpu_time_moves_along() {
     let program = back.iter().position(|word| word == "--remote-dewar").expect("option") + 1;
     back[program] = dewar.display().to_string();
     let moved = hosts.b.dewar(&words(&back)).done();
-    for said in ["did not come along", "no room", "dewar qos g --detach --target 25/s"] {
+    for said in ["did not come along", "no room", "qos g --detach --target 25/s"] {
         assert!(moved.stderr.contains(said), "{}", moved.stderr);
     }
     assert!(!hosts.assert_on_one("without it"));

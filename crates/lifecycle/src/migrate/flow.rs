@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often it is said.
-const EVERY: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Tells a reporter how fast a pass over all pages goes.
 pub(super) struct FlowMeter<'f> {
@@ -15,13 +15,13 @@ pub(super) struct FlowMeter<'f> {
     sender: &'f PageSender,
     pages: u64,
     began: Instant,
-    said: Mutex<Instant>,
+    reported_at: Mutex<Instant>,
 }
 
 impl<'f> FlowMeter<'f> {
     pub(super) fn start(reporter: &'f dyn Reporter, sender: &'f PageSender, pages: u64) -> Self {
         let began = Instant::now();
-        Self { reporter, sender, pages, began, said: Mutex::new(began) }
+        Self { reporter, sender, pages, began, reported_at: Mutex::new(began) }
     }
 
     /// So many pages were looked at.
@@ -29,11 +29,11 @@ impl<'f> FlowMeter<'f> {
         self.reporter.progress(done, self.pages);
         let now = Instant::now();
         {
-            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            if now - *said < EVERY {
+            let mut reported_at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
+            if now - *reported_at < INTERVAL {
                 return;
             }
-            *said = now;
+            *reported_at = now;
         }
         let seconds = (now - self.began).as_secs_f64();
         let memory_bytes_per_second = (done * PAGE_BYTES as u64) as f64 / seconds;

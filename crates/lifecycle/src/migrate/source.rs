@@ -63,7 +63,7 @@ pub struct Migrated {
 pub struct Stages {
     /// The other host takes the guest.
     pub reached: Duration,
-    /// Every page was sent once.
+    /// Every page that stands still was sent.
     pub memory_sent: Duration,
     /// The guest was stopped.
     pub stopped: Duration,

@@ -3,25 +3,28 @@
 
 use crate::failure::{Code, Failure};
 use dewar_migrate::{Control, MigrateError, TunnelReader, TunnelWriter, take_apart};
-use dewar_qos::Promise;
+
+use dewar_qos::{Entry, Promise};
 use dewar_wire::control::{CONTROL, FIRST_DISK, MOST_DISKS, ToDestination, ToSource};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the command may take to end when all was said.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a command there may take that only tells the other host something.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
 /// How `dewar` is run at the other host.
 #[derive(Debug, Clone, Copy)]
 pub struct OtherHost<'o> {
-    /// By this command line, before which nothing is needed and behind which a command may stand
-    /// (`ip netns exec b`); by the user's ssh where that is nothing.
+    /// A command line that runs the words that follow it there (`ip netns exec b`); `None`: the user's ssh.
     pub via: Option<&'o str>,
-    /// As ssh knows it, or people.
+    /// Its name: for ssh, and for people.
     pub host: Option<&'o str>,
     /// The program there.
     pub dewar: &'o str,
@@ -40,39 +43,43 @@ impl OtherHost<'_> {
         self.host.or(self.via).unwrap_or_default()
     }
 
-    /// Promises a guest there what it was promised here.
+    /// Promises a guest there what it was promised here. Returns what is said there.
     ///
     /// # Errors
-    /// Where it cannot be promised, or the host is not reached; the failure says what to do.
-    pub fn reserve(&self, guest: &str, promise: &Promise) -> Result<(), Failure> {
-        let Promise { rate, miss, min, max, .. } = promise;
+    /// Where it cannot be promised, or the host does not answer in time; the failure says what to do.
+    pub fn reserve(&self, guest: &str, entry: &Entry) -> Result<String, Failure> {
+        let Promise { rate, miss, min, max, .. } = entry.promise;
+        // Shares were percent once.
+        let percent = |share: f64| format!("{}%", (share * 1e8).round() / 1e6);
         let options = [
             ("--target", format!("{rate}/s")),
-            ("--miss", format!("{}%", miss * 100.0)),
-            ("--min", format!("{}%", min * 100.0)),
-            ("--max", format!("{}%", max * 100.0)),
+            ("--miss", percent(miss)),
+            ("--min", percent(min)),
+            ("--max", percent(max)),
+            ("--law", entry.law.clone()),
+            ("--by", entry.by.clone()),
         ];
         let options = options.iter().flat_map(|(name, value)| [*name, value]);
         let verb: Vec<&str> = ["qos", guest, "--detach"].into_iter().chain(options).collect();
         let words = self.command(&verb);
-        let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-        let why = match output {
-            Ok(output) if output.status.success() => return Ok(()),
-            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            Err(error) => format!("{}: {error}", words[0]),
-        };
-        let what = format!("its reservation of CPU time did not come along: {why}");
-        let advice = format!("at {}: dewar {}", self.name(), verb.join(" "));
-        Err(Failure::new(Code::Failed, what).advice(advice))
+        run(&words).map_err(|why| {
+            let what = format!("its reservation of CPU time did not come along: {why}");
+            let line: Vec<String> = self.words(&verb).iter().map(|word| quoted(word)).collect();
+            let advice = format!("at {}: {}", self.name(), line.join(" "));
+            Failure::new(Code::Failed, what).advice(advice)
+        })
     }
 
-    /// The words that run a verb of `dewar` there.
+    /// The words of a verb of `dewar` there.
+    fn words(&self, verb: &[&str]) -> Vec<String> {
+        let root = self.root.map(|root| ["--root".to_owned(), root.display().to_string()]);
+        let words = std::iter::once(self.dewar.to_owned()).chain(root.into_iter().flatten());
+        words.chain(verb.iter().map(|word| (*word).to_owned())).collect()
+    }
+
+    /// The command that runs a verb of `dewar` there.
     fn command(&self, verb: &[&str]) -> Vec<String> {
-        let mut words = vec![self.dewar.to_owned()];
-        if let Some(root) = self.root {
-            words.extend(["--root".to_owned(), root.display().to_string()]);
-        }
-        words.extend(verb.iter().map(|word| (*word).to_owned()));
+        let words = self.words(verb);
         let Some(via) = self.via else {
             // ssh hands one line to the shell there.
             let line = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
@@ -132,6 +139,29 @@ impl PeerCommand {
     }
 }
 
+/// Runs a command that says something on its standard error; what it says, or else why it failed.
+fn run(words: &[String]) -> Result<String, String> {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("{}: {error}", words[0]))?;
+    let stderr = child.stderr.take();
+    let reader = std::thread::spawn(move || {
+        let mut said = String::new();
+        let _ = stderr.map(|mut stderr| stderr.read_to_string(&mut said));
+        said.trim().to_owned()
+    });
+    let ended = Running(child).end_within(ANSWERS_WITHIN);
+    let Some(status) = ended else {
+        return Err(format!("no answer within {} s", ANSWERS_WITHIN.as_secs()));
+    };
+    let said = reader.join().unwrap_or_default();
+    match status.success() {
+        true => Ok(said),
+        false if said.is_empty() => Err(status.to_string()),
+        false => Err(said),
+    }
+}
+
 /// A word as a shell takes it.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
@@ -162,7 +192,11 @@ pub(crate) struct Running(Child);
 impl Running {
     /// Gives it a moment to end, and says how it did; where it did not it is killed.
     fn end(&mut self) -> Option<ExitStatus> {
-        let deadline = Instant::now() + ENDS_WITHIN;
+        self.end_within(ENDS_WITHIN)
+    }
+
+    fn end_within(&mut self, time: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + time;
         loop {
             match self.0.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
