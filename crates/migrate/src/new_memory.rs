@@ -107,11 +107,17 @@ impl NewMemory {
     /// # Panics
     /// Where there is no such page.
     pub(crate) fn read(&self, page: PageNumber, into: &mut [u8]) -> Result<(), MigrateError> {
-        if self.owed.get().is_some() {
-            return Err(MigrateError::Refers(page));
-        }
+        self.refuse_in_use(page)?;
         let (region, file) = self.region_of(page);
         Ok(file.read_at(into, (page.0 - region.start.0) * PAGE_BYTES as u64)?)
+    }
+
+    /// Refuses to compare with a page, or to copy it, where the guest may have written it.
+    pub(crate) fn refuse_in_use(&self, page: PageNumber) -> Result<(), MigrateError> {
+        match self.owed.get() {
+            None => Ok(()),
+            Some(_) => Err(MigrateError::Refers(page)),
+        }
     }
 
     fn region_of(&self, page: PageNumber) -> (&PageRange, &NewRam) {

@@ -10,6 +10,7 @@ use dewar_codec::{CodecError, FrameDecoder, WordBase, decode_words};
 use dewar_units::{PAGE_BYTES, PageNumber, PageSet};
 use dewar_wire::frame::Kind;
 use dewar_wire::pages::{Entry, Form, MOST_PAGES, entries};
+use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -140,6 +141,7 @@ struct Shard<'m, R> {
     written: PageSet,
     received: Received,
     expanded: Vec<u8>,
+    others: Others,
 }
 
 impl<'m, R: Read> Shard<'m, R> {
@@ -156,18 +158,20 @@ impl<'m, R: Read> Shard<'m, R> {
             written: PageSet::new(memory.pages()),
             received: Received::default(),
             expanded: Vec::new(),
+            others: Others::default(),
         })
     }
 
     fn receive(mut self) -> Result<Received, MigrateError> {
         let (shard, mut epoch) = (self.reader.shard(), 0);
         loop {
-            let Self { reader, memory, decoder, written, received, expanded, .. } = &mut self;
+            let Self { reader, memory, decoder, written, received, expanded, others, .. } =
+                &mut self;
             let Some((kind, payload)) = reader.receive()? else { return Ok(self.received) };
             match kind {
                 Kind::Pages => {
                     received.bytes += payload.len() as u64;
-                    let mut write = Write { memory, decoder, written, received, expanded };
+                    let mut write = Write { memory, decoder, written, received, expanded, others };
                     entries(payload, memory.pages()).try_for_each(|entry| write.entry(entry?))?;
                 }
                 Kind::Barrier => {
@@ -177,6 +181,7 @@ impl<'m, R: Read> Shard<'m, R> {
                         return Err(MigrateError::Epoch { shard, found, wanted });
                     }
                     epoch = found;
+                    others.0.clear();
                     self.progress.lock().epochs[usize::from(shard)] = epoch;
                     self.progress.changed.notify_all();
                 }
@@ -193,7 +198,15 @@ struct Write<'w> {
     written: &'w mut PageSet,
     received: &'w mut Received,
     expanded: &'w mut Vec<u8>,
+    others: &'w mut Others,
 }
+
+/// Pages of this epoch that others are the same as. Each page comes once in an epoch, so they stay as they are.
+#[derive(Default)]
+struct Others(HashMap<PageNumber, Vec<u8>>);
+
+/// How many of them are kept: those of many equal pages are few.
+const MOST_OTHERS: usize = 256;
 
 impl Write<'_> {
     fn entry(&mut self, entry: Entry<'_>) -> Result<(), MigrateError> {
@@ -238,18 +251,21 @@ impl Write<'_> {
         }
     }
 
-    /// Copies pages from others; several from one are read once.
+    /// Copies pages from others.
     fn same(&mut self, pairs: &[(PageNumber, PageNumber)]) -> Result<(), MigrateError> {
         self.expanded.resize(pairs.len() * PAGE_BYTES, 0);
         for (index, (_, other)) in pairs.iter().enumerate() {
-            let place = index * PAGE_BYTES;
-            match pairs[..index].iter().position(|(_, known)| known == other) {
-                Some(known) => {
-                    let known = known * PAGE_BYTES;
-                    self.expanded.copy_within(known..known + PAGE_BYTES, place);
+            self.memory.refuse_in_use(*other)?;
+            if !self.others.0.contains_key(other) {
+                self.read(*other, index)?;
+                if self.others.0.len() == MOST_OTHERS {
+                    self.others.0.clear();
                 }
-                None => self.read(*other, index)?,
+                let bytes = self.expanded[index * PAGE_BYTES..][..PAGE_BYTES].to_vec();
+                self.others.0.insert(*other, bytes);
             }
+            let place = &mut self.expanded[index * PAGE_BYTES..][..PAGE_BYTES];
+            place.copy_from_slice(&self.others.0[other]);
         }
         let pages: Vec<PageNumber> = pairs.iter().map(|(page, _)| *page).collect();
         self.write(&pages)
