@@ -281,6 +281,10 @@ fn write(guest: &Guest, rate: u64, whole_pages: bool) -> Result<String, String> 
         thread::spawn(move || {
             let mut memory = memory.lock().expect("lock");
             let pages = memory.len() / PAGE / 2;
+            if whole_pages.load(Relaxed) {
+                // From the beginning all of them are as they will be.
+                memory[..pages * PAGE].chunks_exact_mut(PAGE).zip(1..).for_each(colour);
+            }
             let mut state = 88_172_645_463_325_252;
             let mut next = Instant::now();
             loop {
@@ -292,8 +296,7 @@ fn write(guest: &Guest, rate: u64, whole_pages: bool) -> Result<String, String> 
                     let number = random(&mut state);
                     let page = (number as usize >> 8) % pages * PAGE;
                     if whole_pages.load(Relaxed) {
-                        let words = memory[page..page + PAGE].chunks_exact_mut(8);
-                        words.for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
+                        colour((&mut memory[page..page + PAGE], number));
                     } else {
                         let at = page + (number as usize % WORDS) * 8;
                         memory[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -312,6 +315,10 @@ fn write(guest: &Guest, rate: u64, whole_pages: bool) -> Result<String, String> 
         });
     }
     Ok(String::new())
+}
+
+fn colour((page, word): (&mut [u8], u64)) {
+    page.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&word.to_le_bytes()));
 }
 
 fn check(
