@@ -63,6 +63,10 @@ impl Drop for Progress {
 }
 
 impl Reporter for Progress {
+    fn observer(&self) -> &dyn Observer {
+        self
+    }
+
     fn stage(&self, name: &str) {
         self.bar.set_message(name.to_owned());
         self.bar.set_prefix("");

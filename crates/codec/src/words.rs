@@ -71,7 +71,7 @@ fn differing(ours: &[u8], theirs: &[u8]) -> u64 {
     let pairs = ours.chunks_exact(WORD).zip(theirs.chunks_exact(WORD));
     pairs
         .enumerate()
-        .fold(0, |map, (index, (one, other))| map | u64::from(word(one) != word(other)) << index)
+        .fold(0, |map, (index, (one, other))| map | (u64::from(word(one) != word(other)) << index))
 }
 
 /// Which words of a group are not the one before.
@@ -79,7 +79,7 @@ fn changes(words: &[u8], before: &mut u64) -> u64 {
     words.chunks_exact(WORD).enumerate().fold(0, |map, (index, bytes)| {
         let now = word(bytes);
         let is_new = now != std::mem::replace(before, now);
-        map | u64::from(is_new) << index
+        map | (u64::from(is_new) << index)
     })
 }
 
@@ -98,7 +98,7 @@ pub fn decode_words(from: &mut &[u8], base: WordBase, page: &mut [u8]) -> Result
         Ok(bytes)
     };
     let summary = take(1)?[0];
-    let groups = (0..GROUPS).filter(|group| summary >> group & 1 == 1);
+    let groups = (0..GROUPS).filter(|group| (summary >> group) & 1 == 1);
     let mut map = [0_u64; GROUPS];
     for (group, bits) in groups.zip(take(WORD * summary.count_ones() as usize)?.chunks_exact(WORD))
     {
@@ -111,7 +111,7 @@ pub fn decode_words(from: &mut &[u8], base: WordBase, page: &mut [u8]) -> Result
     let mut words = take(WORD * count as usize)?.chunks_exact(WORD);
     let mut before = [0; WORD];
     for (index, place) in page.chunks_exact_mut(WORD).enumerate() {
-        if map[index / GROUP] >> (index % GROUP) & 1 == 1 {
+        if (map[index / GROUP] >> (index % GROUP)) & 1 == 1 {
             // There are as many as bits are set.
             before.copy_from_slice(words.next().unwrap_or(&[0; WORD]));
             place.copy_from_slice(&before);

@@ -79,7 +79,7 @@ impl Agent {
         let mut agent = Self { stream, answers, deadline };
         // What it said to others before, or to us before it fell silent, is passed over.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let id = u64::from(std::process::id()) << 32 | u64::from(now.subsec_nanos());
+        let id = (u64::from(std::process::id()) << 32) | u64::from(now.subsec_nanos());
         agent.send("guest-sync", json!({"id": id}))?;
         while agent.answer()?["return"] != id {}
         Ok(agent)

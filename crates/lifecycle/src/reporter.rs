@@ -16,6 +16,9 @@ pub struct Flow {
 
 /// Hears how far a command is. For people a progress bar; for tests a way to be at a step exactly.
 pub trait Reporter: Observer {
+    /// Itself, for what hears of a capture alone: Rust 1.85 does not see that it is one.
+    fn observer(&self) -> &dyn Observer;
+
     /// A stage begins; its name is for people.
     fn stage(&self, name: &str);
 

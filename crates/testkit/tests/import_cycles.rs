@@ -199,7 +199,7 @@ fn no_modules_need_each_other() {
             assert!(
                 way.is_none(),
                 "in '{}': {}",
-                name.display(),
+                name.to_string_lossy(),
                 way.unwrap_or_default().join(" -> ")
             );
         }

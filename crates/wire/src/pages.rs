@@ -216,5 +216,5 @@ fn next_entry<'b>(
 
 /// Eight bytes as a number.
 fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    bytes.iter().rev().fold(0, |word, byte| (word << 8) | u64::from(*byte))
 }

@@ -71,12 +71,12 @@ impl Serving<'_> {
         Ok(rest.get().map_or(0, Postcopy::sent))
     }
 
-    fn hear<'p>(
+    fn hear(
         &self,
         side: &mut SourceSide<'_>,
         hands: &mut dyn Hands,
         on_word: &mut OnWord<'_>,
-        rest: &OnceLock<Postcopy<'p>>,
+        rest: &OnceLock<Postcopy<'_>>,
         begin: &dyn Fn(PageSet) -> Result<(), Failure>,
         failed: &dyn Fn() -> Option<MigrateError>,
     ) -> Result<(), Failure> {

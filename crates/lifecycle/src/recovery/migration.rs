@@ -63,12 +63,12 @@ pub(crate) fn recover_lost(folder: &GuestFolder, record: &GuestRecord) -> Result
 }
 
 /// The guest that arrives, as a side that no connection leads to.
-pub(crate) fn arriving<'d>(
-    folder: &'d GuestFolder,
+pub(crate) fn arriving(
+    folder: &GuestFolder,
     record: GuestRecord,
     session: u64,
     on_disk: Option<MigrationRecord>,
-) -> Result<(DestinationSide<'d>, Vec<DestinationAction>), Failure> {
+) -> Result<(DestinationSide<'_>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = record.process.is_alive();
     let partial = owed_pages::is_partial(folder, &record);

@@ -83,7 +83,7 @@ pub fn load(
     if options.eager {
         reporter.stage("reading memory");
         let dead = DeadRam::new(image, dead)?;
-        reused = Some(fill_files(image, open_all(&revival.regions)?, &dead, reporter)?);
+        reused = Some(fill_files(image, open_all(&revival.regions)?, &dead, reporter.observer())?);
     } else {
         let root = host.registry.root();
         let prepared = page_server::prepare(root, folder, &store.url(), image_id, &dead)?;
