@@ -12,11 +12,11 @@ use crate::MigrateError;
 use crate::send::{BATCH_BYTES, PageSender};
 use crate::sent::SentMemory;
 use dewar_codec::{Codec, MeasuredEncoder, PageKind, WordBase, classify, encode_words, is_zero};
+use dewar_memory::sum;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use dewar_wire::pages::{Form, MOST_PAGES, MOST_SAME, entry_bytes, put_pages, put_same, put_zeros};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use twox_hash::XxHash3_64;
 
 /// A page of few words has at most so many bytes: eight words in as many groups.
 const MOST_RUNS_BYTES: usize = 1 + 16 * 8;
@@ -146,7 +146,7 @@ impl<'s> PageSink<'s> {
             return self.close_if_full(shard, Group::Deltas).map(|()| true);
         }
         drop(sent);
-        let fingerprint = XxHash3_64::oneshot(bytes);
+        let fingerprint = sum(bytes) as u64;
         let comes_again = memory.comes_again(&self.sender.feed);
         let mut other = batch.unsubmitted.get(&fingerprint).copied();
         if let Some(mut sent) = self.sender.sent(shard) {
