@@ -198,10 +198,10 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
         loop {
             return match heard.recv_timeout(time) {
                 Ok(Ok(Heard::Beat)) => continue,
-                Ok(heard) => heard.map(Some),
-                Err(RecvTimeoutError::Timeout) if self.is_silent() => {
-                    Err(MigrateError::Silent(SILENT_FOR))
-                }
+                Ok(Ok(heard)) => Ok(Some(heard)),
+                // However it ends then: what carries it is ended because of that.
+                _ if self.is_silent() => Err(MigrateError::Silent(SILENT_FOR)),
+                Ok(Err(error)) => Err(error),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => Err(MigrateError::Ended(CONTROL)),
             };
@@ -257,7 +257,9 @@ fn read_all<R: DeserializeOwned>(
 ) {
     loop {
         let received = reader.receive();
-        *reading.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        if matches!(received, Ok(Some(_))) {
+            *reading.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
         let heard = match received {
             Ok(None) => return,
             Ok(Some((Kind::Control, text))) => {

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// How often it is looked how far the pages are.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long the other side may take to say why it takes no pages any more.
+const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 /// Pages that were asked for are sent so many at a time.
 const AT_ONCE: usize = 64;
 
@@ -140,6 +142,22 @@ impl Serving<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Why pages cannot be sent any more, where a connection failed: what the other side said of it, or how it
+/// was lost.
+pub(super) fn why_not_sent(control: &ToTheDestination, error: MigrateError) -> MigrateError {
+    if !matches!(error, MigrateError::Link { .. } | MigrateError::Ended(_)) {
+        return error;
+    }
+    loop {
+        match control.hear_within(SAYS_WHY_WITHIN) {
+            Ok(Some(Heard::Message(ToSource::Failed { why }))) => return MigrateError::Failed(why),
+            Ok(Some(_)) => {}
+            Err(lost) => return lost,
+            Ok(None) => return error,
+        }
     }
 }
 

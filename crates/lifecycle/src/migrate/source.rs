@@ -6,7 +6,7 @@ use super::flow::FlowMeter;
 use super::moving_machine::MovingState;
 use super::offered::{LEVEL, instance};
 use super::resume::still_given;
-use super::serving::{Serving, wait_for_epoch};
+use super::serving::{Serving, wait_for_epoch, why_not_sent};
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
@@ -176,7 +176,8 @@ impl Moving<'_> {
         let mut precopy = Precopy::new(&ram, &tracker, sender, &arrived);
         let pages = ram.pages();
         let flow = FlowMeter::start(self.reporter, sender, pages);
-        precopy.send_standing(&|done| flow.progress(done))?;
+        let sent = precopy.send_standing(&|done| flow.progress(done));
+        sent.map_err(|error| why_not_sent(control, error))?;
         let memory_sent = self.began.elapsed();
         if let Some(copies) = copies {
             self.reporter.stage("copying disks");
@@ -185,7 +186,7 @@ impl Moving<'_> {
         let mut epochs = Epochs::new(pages, Instant::now());
         let all_at_once = match options.post_copy {
             PostCopy::Always => false,
-            _ => self.converge(&mut epochs, &mut precopy, guest, &tracker, options)?,
+            _ => self.converge(&mut epochs, &mut precopy, guest, &tracker, control, options)?,
         };
         if let Some(copies) = copies {
             // It may have written more while its memory was sent.
@@ -253,6 +254,7 @@ impl Moving<'_> {
         precopy: &mut Precopy<'_>,
         guest: &mut QemuGuest,
         tracker: &WriteTracker,
+        control: &ToTheDestination,
         options: &MigrateOptions,
     ) -> Result<bool, Failure> {
         self.reporter.stage("sending changes");
@@ -263,7 +265,8 @@ impl Moving<'_> {
                 self.reporter.predicted(pause + FIXED_GAP, dirty_pages);
             }
         };
-        let found = converge(epochs, precopy, guest, tracker, limit, &reached)?;
+        let found = converge(epochs, precopy, guest, tracker, limit, &reached)
+            .map_err(|error| why_not_sent(control, error))?;
         match found.fits || options.post_copy == PostCopy::Auto {
             true => Ok(found.fits),
             false => Err(does_not_converge(&found, epochs, options)),
