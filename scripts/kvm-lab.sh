@@ -10,77 +10,42 @@
 # sleeps until something comes from outside: so a newline comes to its console
 # twice a second. The tests wait six times as long as usual.
 #
-# usage: kvm-lab.sh prepare | kvm-lab.sh run
+# usage: kvm-lab.sh prepare | kvm-lab.sh run [TEST...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
 repo=$PWD
 lab=$repo/.cache/kvm-lab
 mkdir -p "$lab"
+source scripts/debian-vm.sh
+
+all=(
+    exact::every_page_is_that_of_the_pause
+    consistent::under_kvm
+    killed::five_kills_under_kvm
+    upgrade::moves_and_freezes_under_kvm
+    moves::a_guest_moves_again_and_again_under_kvm
+)
 
 prepare() {
-    [ ! -e "$lab/l1.img" ] || [ "$lab/l1.img" -ot scripts/kvm-lab.sh ] || return 0
-    local missing=()
-    for package in mmdebstrap debian-archive-keyring; do
-        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
-    done
-    if [ ${#missing[@]} -gt 0 ]; then
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-    fi
+    [ ! -e "$lab/l1.img" ] || [ "$lab/l1.img" -ot scripts/debian-vm.sh ] || return 0
     echo "kvm-lab: building the L1 system (Debian 13)"
-    # From the Debian mirror that this machine uses, where it uses one.
-    local mirror
-    mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
-        head -n1 | tr -d ' ' || true)
-    rm -rf "$lab/root"
-    mmdebstrap --quiet --variant=apt --mode=root \
-        --include=linux-image-cloud-amd64,qemu-system-x86,qemu-utils,kmod,procps,util-linux \
-        trixie "$lab/root" ${mirror:+"$mirror"}
-    rm -rf "$lab"/root/usr/share/{doc,man,locale} "$lab"/root/var/cache/apt/* "$lab"/root/var/lib/apt/lists/*
+    debian_root "$lab/root" qemu-system-x86 qemu-utils iproute2
     rm -f "$lab/l1.img"
     truncate -s 2500M "$lab/l1.img.part"
     mkfs.ext4 -q -F -d "$lab/root" "$lab/l1.img.part"
-    local version
-    version=$(basename "$lab"/root/boot/vmlinuz-*)
-    version=${version#vmlinuz-}
-    cp "$lab/root/boot/vmlinuz-$version" "$lab/vmlinuz"
-    # An initramfs that mounts the image and the tests' disk, and runs them.
-    local init=$lab/initrd-root
-    rm -rf "$init" && mkdir -p "$init"/{bin,proc,sys,dev,root,modules}
-    cp "$(command -v busybox)" "$init/bin/"
-    for applet in sh mount insmod switch_root mkdir sleep; do ln -sf busybox "$init/bin/$applet"; done
-    modprobe -d "$lab/root" -S "$version" --show-depends virtio_pci | sed -n 's/^insmod //p' >"$lab/modules"
-    modprobe -d "$lab/root" -S "$version" --show-depends virtio_blk | sed -n 's/^insmod //p' >>"$lab/modules"
-    modprobe -d "$lab/root" -S "$version" --show-depends ext4 2>/dev/null | sed -n 's/^insmod //p' >>"$lab/modules" || true
-    awk '!seen[$1]++ {print $1}' "$lab/modules" | while read -r file; do
-        name=$(basename "${file%.xz}")
-        case "$file" in *.xz) xz -dc "$file" >"$init/modules/$name" ;; *) cp "$file" "$init/modules/$name" ;; esac
-        echo "$name" >>"$init/modules/order"
-    done
-    cat >"$init/init" <<'INIT'
-#!/bin/sh
-mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-while read -r module; do insmod /modules/$module 2>/dev/null; done </modules/order
-mount -t ext4 /dev/vda /root
-mkdir -p /root/lab
-mount -t ext4 /dev/vdb /root/lab
-exec switch_root /root /bin/sh /lab/init
-INIT
-    chmod +x "$init/init"
-    (cd "$init" && find . | cpio -o -H newc --quiet) | gzip -1 >"$lab/initrd"
+    kernel_and_initrd "$lab/root" "$lab"
     mv "$lab/l1.img.part" "$lab/l1.img"
 }
 
-# The disk with the tests: binaries at the paths that they were built for.
+# The disk with these tests: binaries at the paths that they were built for.
 tests_disk() {
     local tree=$lab/tests
     rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
     cp .cache/guest/vmlinu[xz] .cache/guest/initrd "$tree/guest/"
     cargo build -q -p dewar-cli
     cp target/debug/dewar "$tree/dewar"
-    binary=$(cargo test -q -p dewar-cli --test guests --no-run --message-format=json 2>/dev/null |
-        sed -n 's/.*"executable":"\([^"]*\/guests-[^"]*\)".*/\1/p' | tail -n1)
+    binary=$(test_program guests)
     cp "$binary" "$tree/bin/guests"
     strip -g "$tree/dewar" "$tree"/bin/*
     cat >"$tree/init" <<INIT
@@ -100,10 +65,7 @@ run() {
     timeout 1500 /lab/bin/guests "\$1" --test-threads=1 --nocapture 2>&1 | tee /tmp/said
     grep -q '^test result: ok. [1-9]' /tmp/said || failed=1
 }
-run exact::every_page_is_that_of_the_pause
-run consistent::under_kvm
-run killed::five_kills_under_kvm
-run upgrade::moves_and_freezes_under_kvm
+for test in $*; do run \$test; done
 echo "kvm-lab: exit \$failed"
 sync
 echo o >/proc/sysrq-trigger
@@ -115,7 +77,7 @@ INIT
 
 run() {
     prepare
-    tests_disk
+    tests_disk "${@:-${all[@]}}"
     local log=$lab/log inside=$lab/root/lab
     mkdir -p "$inside"
     cp --sparse=always "$lab/l1.img" "$inside/l1.img"
@@ -134,4 +96,6 @@ run() {
     grep -q '^kvm-lab: exit 0' "$log"
 }
 
-"${1:-run}"
+command=${1:-run}
+shift || true
+"$command" "$@"

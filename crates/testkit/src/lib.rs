@@ -30,7 +30,7 @@ pub use link::{Lane, LinkSpeed, carry};
 pub use load::{Hogs, LoggedJob, PeriodicTask, jobs_of, step_words};
 pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
 pub use process::{
-    is_alive, kill, listens, signal_stop, spawn_first, wait_until, wait_while_alive,
+    is_alive, kill, listens, patience, signal_stop, spawn_first, wait_until, wait_while_alive,
 };
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use slow_disk::SlowDisk;

@@ -215,3 +215,22 @@ fn shell(line: &str) {
     let status = Command::new("sh").args(["-c", line]).status().expect("sh");
     assert!(status.success(), "{line}");
 }
+
+/// What `make test-kvm` runs under real KVM.
+#[test]
+fn a_guest_moves_again_and_again_under_kvm() {
+    if std::env::var("DEWAR_TEST_ACCEL").is_err() {
+        println!("SKIPPED a_guest_moves_again_and_again_under_kvm: it runs in 'make test-kvm'");
+        return;
+    }
+    let mut hosts = Hosts::new(&GuestSpec { memory_mib: 192, ..GuestSpec::default() });
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    for round in 0..20 {
+        let way: &[&str] =
+            if round % 2 == 0 { &["--max-downtime", "20s"] } else { &["--postcopy"] };
+        let moved = Hosts::migrate(&hosts.a, &hosts.b, way).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        hosts.bring_back(&format!("round {round}"));
+    }
+    assert_eq!(hosts.records(), Vec::<PathBuf>::new(), "nothing is to be remembered");
+}

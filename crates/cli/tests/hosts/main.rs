@@ -1,0 +1,7 @@
+//! Guests that move between hosts of their own: small machines with a kernel, a page cache and an ssh server
+//! each, disks that they share by NFS, and a link that is slow, loses packets, or is cut. `make test-hosts` runs
+//! these; `scripts/hosts-lab.sh` makes the hosts.
+
+mod host;
+mod moves;
+mod power;

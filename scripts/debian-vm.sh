@@ -1,0 +1,61 @@
+# What the labs (kvm-lab.sh, hosts-lab.sh) share: a Debian 13 system in an image, and an initramfs that starts
+# what is on a second disk of it. To be sourced.
+
+# debian_root FOLDER PACKAGE...: a Debian 13 with these packages, without what only people read.
+debian_root() {
+    local root=$1 package missing=() mirror
+    shift
+    for package in mmdebstrap debian-archive-keyring; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    if [ ${#missing[@]} -gt 0 ]; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    fi
+    # From the Debian mirror that this machine uses, where it uses one.
+    mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
+        head -n1 | tr -d ' ' || true)
+    rm -rf "$root"
+    mmdebstrap --quiet --variant=apt --mode=root --include="linux-image-cloud-amd64,kmod,procps,util-linux,$(
+        IFS=,
+        echo "$*"
+    )" trixie "$root" ${mirror:+"$mirror"}
+    rm -rf "$root"/usr/share/{doc,man,locale} "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*
+}
+
+# kernel_and_initrd ROOT FOLDER: its kernel as FOLDER/vmlinuz, and an initramfs FOLDER/initrd that mounts the
+# first disk as the root and the second under /lab, and becomes /lab/init.
+kernel_and_initrd() {
+    local root=$1 folder=$2 version init=$2/initrd-root module file name applet
+    version=$(basename "$root"/boot/vmlinuz-*)
+    version=${version#vmlinuz-}
+    cp "$root/boot/vmlinuz-$version" "$folder/vmlinuz"
+    rm -rf "$init" && mkdir -p "$init"/{bin,proc,sys,dev,root,modules}
+    cp "$(command -v busybox)" "$init/bin/"
+    for applet in sh mount insmod switch_root mkdir sleep; do ln -sf busybox "$init/bin/$applet"; done
+    # ext4 may be built in.
+    for module in virtio_pci virtio_blk ext4; do
+        modprobe -d "$root" -S "$version" --show-depends "$module" 2>/dev/null || [ "$module" = ext4 ]
+    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$1]++' | while read -r file; do
+        name=$(basename "${file%.xz}")
+        case "$file" in *.xz) xz -dc "$file" >"$init/modules/$name" ;; *) cp "$file" "$init/modules/$name" ;; esac
+        echo "$name" >>"$init/modules/order"
+    done
+    cat >"$init/init" <<'INIT'
+#!/bin/sh
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+while read -r module; do insmod /modules/$module 2>/dev/null; done </modules/order
+mount -t ext4 /dev/vda /root
+mkdir -p /root/lab
+mount -t ext4 /dev/vdb /root/lab || mount -t ext4 -o ro /dev/vdb /root/lab
+exec switch_root /root /bin/sh /lab/init
+INIT
+    chmod +x "$init/init"
+    (cd "$init" && find . | cpio -o -H newc --quiet) | gzip -1 >"$folder/initrd"
+}
+
+# test_program NAME: builds a test program of dewar's guests, and says where it is.
+test_program() {
+    cargo test -q -p dewar-cli --test "$1" --no-run --message-format=json |
+        sed -n 's/.*"executable":"\([^"]*\/'"$1"'-[^"]*\)".*/\1/p' | tail -n1
+}
