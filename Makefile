@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -13,11 +13,13 @@ help:
 	@echo "make test-fast         every library, and each verb's main job with real guests; two minutes"
 	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
+	@echo "make test-hosts        the tests that need hosts of their own, between small virtual machines"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
 	@echo "make bench-upgrade     measure upgrade, freeze and thaw beside stock QEMU and a boot"
 	@echo "make bench-migrate     measure moves to another host beside QEMU's own, over one link"
+	@echo "make bench-codecs      measure page codecs on a core and on a GPU"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -61,6 +63,9 @@ test-fast: setup guest next-qemu
 test-kvm: setup guest
 	scripts/kvm-lab.sh run
 
+test-hosts: setup guest
+	scripts/hosts-lab.sh run
+
 bench-checkpoint: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
@@ -89,6 +94,11 @@ bench-migrate: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-migrate target/release/dewar $(BENCH_OUT)/migrate.json $(BENCH_ARGS)
+
+bench-codecs: setup
+	@cargo build --release -q -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-codecs $(BENCH_OUT)/codecs.json $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

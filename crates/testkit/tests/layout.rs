@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
     ("codec", &["units"]),
+    ("codec-gpu", &["units"]),
     ("image", &["units", "codec"]),
     ("wire", &["units", "codec"]),
     ("guest", &["units", "memory"]),
@@ -55,7 +56,10 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "qos",
         ],
     ),
-    ("testkit", &["units", "kernel", "codec", "image", "registry", "guest-qemu", "beat"]),
+    (
+        "testkit",
+        &["units", "kernel", "codec", "codec-gpu", "image", "registry", "guest-qemu", "beat"],
+    ),
 ];
 const MAY_BE_UNSAFE: [&str; 3] = ["kernel", "memory", "codec-gpu"];
 

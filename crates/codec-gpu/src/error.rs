@@ -1,0 +1,32 @@
+use opencl3::error_codes::ClError;
+
+/// Why a GPU does not work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// OpenCL refuses something.
+    #[error("OpenCL cannot {operation}: {cause}")]
+    OpenCl {
+        /// What was being done.
+        operation: &'static str,
+        /// What it answered.
+        cause: ClError,
+    },
+    /// The driver does not compile the kernels.
+    #[error("the driver of {device} does not compile the page codecs: {log}")]
+    Kernels {
+        /// Of which device.
+        device: String,
+        /// What its compiler says.
+        log: String,
+    },
+    /// It puts the bytes of numbers in another order than the formats do.
+    #[error("{0} is no little-endian device")]
+    BigEndian(String),
+}
+
+impl GpuError {
+    pub(crate) fn of(operation: &'static str) -> impl Fn(ClError) -> Self {
+        move |cause| Self::OpenCl { operation, cause }
+    }
+}

@@ -1,0 +1,184 @@
+//! Measures what a core and a GPU make of pages: how fast, how small, and for how much of the host's CPU time.
+//! Both do the same with each page: they look whether it is zero, take its XXH3, and encode it. What the GPU
+//! takes includes the copies to it and back.
+
+use anyhow::{Context, Result, ensure};
+use dewar_codec::{encode_words, is_zero};
+use dewar_codec_gpu::{Batch, Devices, Encoding, Gpu};
+use dewar_testkit::bench::{median, sample_file};
+use dewar_units::PAGE_BYTES;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use std::hint::black_box;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use twox_hash::XxHash3_64;
+
+/// Pages of a batch, and batches that are under way at once.
+const BATCH: usize = 4096;
+const AT_ONCE: usize = 3;
+/// No page is worth more than this, encoded.
+const MOST: usize = PAGE_BYTES * 9 / 10;
+
+/// Pages, and the version of each that the reader has.
+struct Content {
+    name: &'static str,
+    pages: Vec<u8>,
+    present: Vec<u8>,
+}
+
+/// What one way made of some pages.
+struct Measured {
+    wall: Duration,
+    cpu: Duration,
+    bytes: usize,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().context("usage: dewar-bench-codecs OUT.json [REPEATS]")?;
+    let repeats: usize = arguments.next().map_or(Ok(5), |it| it.parse())?;
+    let gpu = Gpu::find(Devices::Any)?;
+    let device = gpu.as_ref().map_or("no OpenCL device", |gpu| gpu.name());
+    let cores = std::thread::available_parallelism()?.get();
+    println!("{cores} cores; beside them: {device}");
+    println!("content\tencoding\twhere\tMB/s\tleft\tCPU s/GB");
+    let mut rows = Vec::new();
+    for content in contents(Path::new(&path).parent().unwrap_or(Path::new(".")))? {
+        for encoding in [Encoding::Runs, Encoding::Deltas, Encoding::Lz4] {
+            let core =
+                row(&content, encoding, "a core", repeats, || on_a_core(&content, encoding))?;
+            rows.push(core);
+            let Some(gpu) = &gpu else { continue };
+            let mut batches =
+                (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH)).collect::<Result<Vec<_>, _>>()?;
+            rows.push(row(&content, encoding, device, repeats, || {
+                on_gpu(&content, encoding, &mut batches)
+            })?);
+        }
+    }
+    std::fs::write(&path, serde_json::to_vec_pretty(&json!({ "cores": cores, "rows": rows }))?)?;
+    Ok(())
+}
+
+fn row(
+    content: &Content,
+    encoding: Encoding,
+    place: &str,
+    repeats: usize,
+    mut measure: impl FnMut() -> Result<Measured>,
+) -> Result<Value> {
+    measure()?;
+    let runs = (0..repeats).map(|_| measure()).collect::<Result<Vec<_>>>()?;
+    let bytes = content.pages.len() as f64;
+    let of = |number: &dyn Fn(&Measured) -> f64| median(runs.iter().map(number).collect());
+    let speed = of(&|run| bytes / run.wall.as_secs_f64() / 1e6);
+    let left = of(&|run| run.bytes as f64 / bytes);
+    let cpu = of(&|run| run.cpu.as_secs_f64() / bytes * 1e9);
+    println!("{}\t{encoding:?}\t{place}\t{speed:.0}\t{left:.3}\t{cpu:.2}", content.name);
+    Ok(json!({
+        "content": content.name, "encoding": format!("{encoding:?}").to_lowercase(), "where": place,
+        "megabytes_per_second": speed, "left": left, "cpu_seconds_per_gigabyte": cpu,
+    }))
+}
+
+/// Text and programs, noise, and pages of which eight words were written.
+fn contents(folder: &Path) -> Result<Vec<Content>> {
+    let mixed = std::fs::read(sample_file(folder)?)?;
+    ensure!(mixed.len() % (PAGE_BYTES * BATCH) == 0, "whole batches");
+    let noise: Vec<u8> =
+        (0..mixed.len() as u64 / 8).flat_map(|index| mix(index).to_le_bytes()).collect();
+    let mut written = mixed.clone();
+    for (index, page) in written.chunks_exact_mut(PAGE_BYTES).enumerate() {
+        for word in 0..8 {
+            let at = mix((index * 8 + word) as u64) as usize % (PAGE_BYTES / 8) * 8;
+            page[at] ^= 0xff;
+        }
+    }
+    let zeros = vec![0; mixed.len()];
+    Ok(vec![
+        Content { name: "zero", pages: zeros.clone(), present: noise.clone() },
+        Content { name: "noise", present: zeros.clone(), pages: noise },
+        Content { name: "mixed", pages: mixed.clone(), present: zeros },
+        Content { name: "written", pages: written, present: mixed },
+    ])
+}
+
+/// A number that looks random (SplitMix64).
+fn mix(index: u64) -> u64 {
+    let mut mixed = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+fn measured(work: impl FnOnce() -> Result<usize>) -> Result<Measured> {
+    let cpu = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
+    let (began, began_cpu) = (Instant::now(), cpu()?);
+    let bytes = work()?;
+    Ok(Measured { wall: began.elapsed(), cpu: cpu()? - began_cpu, bytes })
+}
+
+fn on_a_core(content: &Content, encoding: Encoding) -> Result<Measured> {
+    measured(|| {
+        let (mut out, mut bytes) = (Vec::with_capacity(2 * PAGE_BYTES), 0);
+        let both =
+            content.pages.chunks_exact(PAGE_BYTES).zip(content.present.chunks_exact(PAGE_BYTES));
+        for (page, present) in both {
+            if is_zero(page) {
+                continue;
+            }
+            black_box(XxHash3_64::oneshot(page));
+            out.clear();
+            bytes += match encoding {
+                Encoding::Runs if encode_words(page, None, MOST, &mut out) => out.len(),
+                Encoding::Deltas if encode_words(page, Some(present), MOST, &mut out) => out.len(),
+                Encoding::Lz4 => Some(lz4_flex::block::compress(page).len())
+                    .filter(|length| *length <= MOST)
+                    .unwrap_or(PAGE_BYTES),
+                Encoding::Runs | Encoding::Deltas => PAGE_BYTES,
+            };
+        }
+        Ok(bytes)
+    })
+}
+
+/// Batches go round: each is filled again as soon as what it made was taken.
+fn on_gpu(content: &Content, encoding: Encoding, batches: &mut [Batch<'_>]) -> Result<Measured> {
+    measured(|| {
+        let bytes_of_a_batch = BATCH * PAGE_BYTES;
+        let both = content
+            .pages
+            .chunks_exact(bytes_of_a_batch)
+            .zip(content.present.chunks_exact(bytes_of_a_batch));
+        let (mut bytes, mut begun) = (0, 0);
+        for (pages, present) in both {
+            let batch = &mut batches[begun % AT_ONCE];
+            if begun >= AT_ONCE {
+                bytes += taken(batch)?;
+            }
+            let (ours, theirs) = batch.fill()?;
+            ours.copy_from_slice(pages);
+            if encoding == Encoding::Deltas {
+                theirs.copy_from_slice(present);
+            }
+            batch.begin(BATCH, encoding, MOST)?;
+            begun += 1;
+        }
+        for number in begun.saturating_sub(AT_ONCE)..begun {
+            bytes += taken(&mut batches[number % AT_ONCE])?;
+        }
+        Ok(bytes)
+    })
+}
+
+/// The bytes of a batch that would be sent.
+fn taken(batch: &mut Batch<'_>) -> Result<usize> {
+    let encoded = batch.finish()?;
+    let page = |index| match encoded.page(index) {
+        _ if encoded.is_zero(index) => 0,
+        Some(bytes) => bytes.len(),
+        None => PAGE_BYTES,
+    };
+    Ok((0..encoded.count()).map(page).sum())
+}
