@@ -11,6 +11,7 @@ use crate::staging::Staging;
 use crate::{Gpu, GpuError};
 use dewar_units::PAGE_BYTES;
 use opencl3::command_queue::CommandQueue;
+use opencl3::event::Event;
 use opencl3::kernel::{ExecuteKernel, Kernel};
 use opencl3::memory::{Buffer, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE};
 use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING};
@@ -44,6 +45,8 @@ pub struct Batch<'g> {
     present: Staging,
     on_device: OnDevice,
     results: Results,
+    /// What is under way. A command that failed is told by its event alone.
+    events: Vec<Event>,
     begun: Option<Begun>,
 }
 
@@ -51,6 +54,7 @@ pub struct Batch<'g> {
 struct Begun {
     count: usize,
     encoding: Encoding,
+    most: usize,
 }
 
 /// The device's side of a batch.
@@ -122,9 +126,10 @@ impl<'g> Batch<'g> {
     /// Where there is none.
     ///
     /// # Panics
-    /// Where there is no page, or their bytes have no number of 32 bits.
+    /// Where there is no page, or their bytes do not fit into 32 bits.
     pub fn new(gpu: &'g Gpu, capacity: usize) -> Result<Self, GpuError> {
-        assert!(capacity > 0 && u32::try_from(capacity * PAGE_BYTES).is_ok());
+        let bytes = capacity.checked_mul(PAGE_BYTES).and_then(|bytes| u32::try_from(bytes).ok());
+        assert!(bytes.is_some_and(|bytes| bytes > 0));
         let queue =
             CommandQueue::create_default(&gpu.context, 0).map_err(GpuError::of("make a queue"))?;
         let staging = || Staging::new(&gpu.context, &queue, capacity * PAGE_BYTES);
@@ -136,7 +141,17 @@ impl<'g> Batch<'g> {
         };
         let (pages, present) = (staging()?, staging()?);
         let on_device = OnDevice::new(gpu, capacity)?;
-        Ok(Self { gpu, queue, capacity, pages, present, on_device, results, begun: None })
+        Ok(Self {
+            gpu,
+            queue,
+            capacity,
+            pages,
+            present,
+            on_device,
+            results,
+            events: Vec::new(),
+            begun: None,
+        })
     }
 
     /// How many pages it has room for.
@@ -171,30 +186,29 @@ impl<'g> Batch<'g> {
         let there = &mut self.on_device;
         // SAFETY: the buffers are as long; nobody touches the pages until `wait`, which every way to them calls.
         unsafe {
-            let pages = &self.pages.slice()[..copied];
-            self.queue
-                .enqueue_write_buffer(&mut there.pages, CL_NON_BLOCKING, 0, pages, &[])
-                .map_err(&failed)?;
+            let (to, from) = (&mut there.pages, &self.pages.slice()[..copied]);
+            let copy = self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]);
+            self.events.push(copy.map_err(&failed)?);
             if encoding == Encoding::Deltas {
-                let present = &self.present.slice()[..copied];
-                self.queue
-                    .enqueue_write_buffer(&mut there.present, CL_NON_BLOCKING, 0, present, &[])
-                    .map_err(&failed)?;
+                let (to, from) = (&mut there.present, &self.present.slice()[..copied]);
+                let copy = self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]);
+                self.events.push(copy.map_err(&failed)?);
             }
         }
-        self.look(count)?;
-        let (pages, most) = (count as u32, most as u32);
-        match encoding {
-            Encoding::Lz4 => self.compress(pages, most)?,
-            _ => self.measure(count, encoding, most)?,
-        }
-        self.place(pages)?;
-        self.queue.flush().map_err(GpuError::of("begin"))?;
-        self.begun = Some(Begun { count, encoding });
+        let (pages, limit) = (count as u32, most as u32);
+        let looked = self.look(count)?;
+        let measured = match encoding {
+            Encoding::Lz4 => self.compress(pages, limit)?,
+            _ => self.measure(count, encoding, limit)?,
+        };
+        let placed = self.place(pages)?;
+        self.events.extend([looked, measured, placed]);
+        self.queue.flush().map_err(GpuError::of("start a batch"))?;
+        self.begun = Some(Begun { count, encoding, most });
         Ok(())
     }
 
-    fn look(&self, count: usize) -> Result<(), GpuError> {
+    fn look(&self, count: usize) -> Result<Event, GpuError> {
         let (kernel, there, pages) = (self.kernel("look")?, &self.on_device, count as u32);
         let mut run = ExecuteKernel::new(&kernel);
         // SAFETY: the arguments are those of the kernel, in its order; it writes a number and a byte for each of
@@ -206,7 +220,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    fn measure(&self, count: usize, encoding: Encoding, most: u32) -> Result<(), GpuError> {
+    fn measure(&self, count: usize, encoding: Encoding, most: u32) -> Result<Event, GpuError> {
         let (kernel, there) = (self.kernel("measure_words")?, &self.on_device);
         let is_delta = u32::from(encoding == Encoding::Deltas);
         let mut run = ExecuteKernel::new(&kernel);
@@ -218,7 +232,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    fn compress(&self, pages: u32, most: u32) -> Result<(), GpuError> {
+    fn compress(&self, pages: u32, most: u32) -> Result<Event, GpuError> {
         let (kernel, there) = (self.kernel("lz4")?, &self.on_device);
         let mut run = ExecuteKernel::new(&kernel);
         // SAFETY: the arguments are those of the kernel, in its order; it writes at most `most` bytes, no more
@@ -230,7 +244,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    fn place(&self, pages: u32) -> Result<(), GpuError> {
+    fn place(&self, pages: u32) -> Result<Event, GpuError> {
         let (kernel, there) = (self.kernel("place")?, &self.on_device);
         let mut run = ExecuteKernel::new(&kernel);
         // SAFETY: the arguments are those of the kernel, in its order; it writes one number more than there are
@@ -241,43 +255,42 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Waits for the batch, and gives what came of it.
+    /// Waits for the batch, and gives what came of it: nothing where none was begun.
     ///
     /// # Errors
-    /// Where the device failed, or nothing was begun.
+    /// Where the device failed.
     pub fn finish(&mut self) -> Result<Encoded<'_>, GpuError> {
-        let Some(Begun { count, encoding }) = self.begun else {
+        let Some(Begun { count, encoding, most }) = self.begun.take() else {
             return Ok(Encoded { results: &self.results, count: 0 });
         };
+        self.require_done()?;
         let failed = GpuError::of("copy from the device");
         let (there, results) = (&self.on_device, &mut self.results);
         // SAFETY: each call waits, and both sides have as many numbers.
         unsafe {
+            let starts = &mut results.starts[..=count];
             self.queue
-                .enqueue_read_buffer(
-                    &there.starts,
-                    CL_BLOCKING,
-                    0,
-                    &mut results.starts[..=count],
-                    &[],
-                )
+                .enqueue_read_buffer(&there.starts, CL_BLOCKING, 0, starts, &[])
                 .map_err(&failed)?;
+            let hashes = &mut results.hashes[..count];
             self.queue
-                .enqueue_read_buffer(
-                    &there.hashes,
-                    CL_BLOCKING,
-                    0,
-                    &mut results.hashes[..count],
-                    &[],
-                )
+                .enqueue_read_buffer(&there.hashes, CL_BLOCKING, 0, hashes, &[])
                 .map_err(&failed)?;
+            let zeros = &mut results.zeros[..count];
             self.queue
-                .enqueue_read_buffer(&there.zeros, CL_BLOCKING, 0, &mut results.zeros[..count], &[])
+                .enqueue_read_buffer(&there.zeros, CL_BLOCKING, 0, zeros, &[])
                 .map_err(&failed)?;
         }
-        let length = results.starts[count] as usize;
+        let starts = &self.results.starts[..=count];
+        let fits = |pair: &[u32]| pair[0] <= pair[1] && (pair[1] - pair[0]) as usize <= most;
+        if starts[0] != 0 || !starts.windows(2).all(fits) {
+            return Err(GpuError::Nonsense(self.gpu.name().to_owned()));
+        }
+        let length = starts[count] as usize;
         if length > 0 {
-            self.write(count, encoding)?;
+            let written = self.write(count, encoding)?;
+            self.events.push(written);
+            self.require_done()?;
             let bytes = &mut self.results.bytes.slice_mut()[..length];
             // SAFETY: the call waits; no page takes more than a page, so there is room for all on both sides.
             unsafe {
@@ -285,12 +298,17 @@ impl<'g> Batch<'g> {
             }
             .map_err(&failed)?;
         }
-        self.begun = None;
         Ok(Encoded { results: &self.results, count })
     }
 
+    /// Waits for what was given to the device, and says which of it failed.
+    fn require_done(&mut self) -> Result<(), GpuError> {
+        let events = std::mem::take(&mut self.events);
+        events.iter().try_for_each(|event| event.wait()).map_err(GpuError::of("encode a batch"))
+    }
+
     /// Writes what each page takes behind what those before it take.
-    fn write(&self, count: usize, encoding: Encoding) -> Result<(), GpuError> {
+    fn write(&self, count: usize, encoding: Encoding) -> Result<Event, GpuError> {
         let there = &self.on_device;
         let is_lz4 = encoding == Encoding::Lz4;
         let kernel = self.kernel(if is_lz4 { "write_blocks" } else { "write_words" })?;
@@ -311,7 +329,7 @@ impl<'g> Batch<'g> {
         Kernel::create(&self.gpu.program, name).map_err(GpuError::of("find a kernel"))
     }
 
-    /// Gives a kernel to the device, for so many items, of which so many work together.
+    /// Runs a kernel on so many work-items, in groups of so many.
     ///
     /// # Safety
     /// The arguments must be those of the kernel, and what it writes must fit them.
@@ -321,16 +339,17 @@ impl<'g> Batch<'g> {
         run: &mut ExecuteKernel<'_>,
         items: usize,
         together: usize,
-    ) -> Result<(), GpuError> {
+    ) -> Result<Event, GpuError> {
         run.set_global_work_size(items).set_local_work_size(together);
         // SAFETY: by the caller.
-        unsafe { run.enqueue_nd_range(&self.queue) }.map(drop).map_err(GpuError::of("run a kernel"))
+        unsafe { run.enqueue_nd_range(&self.queue) }.map_err(GpuError::of("run a kernel"))
     }
 
     /// Waits for what is under way, and drops it.
     fn wait(&mut self) -> Result<(), GpuError> {
         self.begun = None;
-        self.queue.finish().map_err(GpuError::of("wait"))
+        self.events.clear();
+        self.queue.finish().map_err(GpuError::of("wait for the device"))
     }
 }
 
@@ -353,7 +372,11 @@ impl Encoded<'_> {
 
     /// What a page takes; nothing where that would be too much.
     #[must_use]
+    ///
+    /// # Panics
+    /// Where there is no such page, as the two below.
     pub fn page(&self, index: usize) -> Option<&[u8]> {
+        assert!(index < self.count);
         let place = |index: usize| self.results.starts[index] as usize;
         let bytes = &self.results.bytes.slice()[place(index)..place(index + 1)];
         (!bytes.is_empty()).then_some(bytes)
@@ -362,12 +385,12 @@ impl Encoded<'_> {
     /// Whether a page is zero.
     #[must_use]
     pub fn is_zero(&self, index: usize) -> bool {
-        self.results.zeros[index] != 0
+        self.results.zeros[..self.count][index] != 0
     }
 
     /// XXH3 of 64 bits of a page.
     #[must_use]
     pub fn hash(&self, index: usize) -> u64 {
-        self.results.hashes[index]
+        self.results.hashes[..self.count][index]
     }
 }

@@ -21,8 +21,11 @@ pub enum GpuError {
         log: String,
     },
     /// It puts the bytes of numbers in another order than the formats do.
-    #[error("{0} is no little-endian device")]
+    #[error("{0} is a big-endian device, which is not supported")]
     BigEndian(String),
+    /// What it says of a batch cannot be.
+    #[error("{0} gave sizes of pages that cannot be")]
+    Nonsense(String),
 }
 
 impl GpuError {

@@ -1,6 +1,8 @@
 use crate::GpuError;
 use opencl3::context::Context;
-use opencl3::device::{CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU, Device, get_all_devices};
+use opencl3::device::{CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU, Device};
+use opencl3::error_codes::{CL_PLATFORM_NOT_FOUND_KHR, ClError, DLOPEN_RUNTIME_LOAD_FAILED};
+use opencl3::platform::get_platforms;
 use opencl3::program::Program;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +14,7 @@ const KERNELS: &str = include_str!("kernels.cl");
 pub enum Devices {
     /// GPUs alone.
     Gpus,
-    /// Others, too: a driver that computes on the CPU, for tests.
+    /// Others, too, where there is no GPU: a driver that computes on the CPU, for tests.
     Any,
 }
 
@@ -23,6 +25,15 @@ pub struct Gpu {
     pub(crate) program: Program,
 }
 
+impl Devices {
+    fn kinds(self) -> &'static [u64] {
+        match self {
+            Self::Gpus => &[CL_DEVICE_TYPE_GPU],
+            Self::Any => &[CL_DEVICE_TYPE_GPU, CL_DEVICE_TYPE_ALL],
+        }
+    }
+}
+
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         to.debug_struct("Gpu").field("name", &self.name).finish_non_exhaustive()
@@ -30,24 +41,37 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// The first device of this machine; `None` where it has none, or no OpenCL.
+    /// The first device of this machine, a GPU where there is one; `None` where it has none, or no OpenCL.
     ///
     /// # Errors
-    /// Where there is one that does not work.
+    /// Where there is none that works, and a driver that fails.
     pub fn find(devices: Devices) -> Result<Option<Self>, GpuError> {
-        let kind = match devices {
-            Devices::Gpus => CL_DEVICE_TYPE_GPU,
-            Devices::Any => CL_DEVICE_TYPE_ALL,
-        };
         // Loaders of drivers have been seen to find none where two threads ask for the first time at once.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without a library or a driver there is no list of devices.
-        let Some(device) = get_all_devices(kind).ok().and_then(|found| found.first().copied())
-        else {
-            return Ok(None);
+        let platforms = match get_platforms() {
+            Ok(platforms) => platforms,
+            Err(ClError(DLOPEN_RUNTIME_LOAD_FAILED | CL_PLATFORM_NOT_FOUND_KHR)) => {
+                return Ok(None);
+            }
+            Err(cause) => return Err(GpuError::of("list drivers")(cause)),
         };
-        Self::open(&Device::new(device)).map(Some)
+        let mut failed = None;
+        for kind in devices.kinds() {
+            for platform in &platforms {
+                let found = platform.get_devices(*kind).map_err(GpuError::of("list devices"));
+                let opened = found.and_then(|found| {
+                    found.first().map(|device| Self::open(&Device::new(*device))).transpose()
+                });
+                match opened {
+                    Ok(None) => {}
+                    Ok(found) => return Ok(found),
+                    // Another driver may have one that works.
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+        }
+        failed.map_or(Ok(None), Err)
     }
 
     fn open(device: &Device) -> Result<Self, GpuError> {

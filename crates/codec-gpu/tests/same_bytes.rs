@@ -13,7 +13,7 @@ fn gpu() -> Option<Gpu> {
     match &found {
         Some(gpu) => println!("on {}", gpu.name()),
         None => println!(
-            "SKIPPED codec-gpu: this machine has no OpenCL device (pocl-opencl-icd is one)"
+            "SKIPPED codec-gpu: this machine has no OpenCL device; the package pocl-opencl-icd is one"
         ),
     }
     found
@@ -94,7 +94,7 @@ fn each_page_is_encoded_as_on_the_cpu() {
     let capacity = 1000;
     let mut batch = Batch::new(&gpu, capacity).expect("a batch");
     let mut random = Random(1);
-    for (count, most) in [(capacity, 4096), (1, 4096), (7, 100), (257, 1), (999, 1024)] {
+    for (count, most) in [(capacity, 4096), (1, 4096), (7, 100), (257, 1), (999, 1024), (100, 0)] {
         let present = pages(&mut random, count);
         let written = versions(&mut random, &present);
         for encoding in [Encoding::Runs, Encoding::Deltas] {
@@ -126,7 +126,7 @@ fn any_reader_of_lz4_takes_its_blocks() {
     let count = 3000;
     let mut batch = Batch::new(&gpu, count).expect("a batch");
     let pages = pages(&mut Random(2), count);
-    for most in [4096, 2000, 60] {
+    for most in [4096, 2000, 60, 5, 0] {
         batch.fill().expect("fill").0.copy_from_slice(&pages);
         batch.begin(count, Encoding::Lz4, most).expect("begin");
         let encoded = batch.finish().expect("finish");
@@ -145,6 +145,7 @@ fn any_reader_of_lz4_takes_its_blocks() {
             bytes += block.len();
         }
         println!("{bytes} bytes of at most {most} a page");
+        assert!(most < PAGE || bytes < pages.len() / 8, "they compress well");
     }
 }
 
@@ -194,6 +195,9 @@ fn batches_under_way_at_once_do_not_mix() {
             let pages = pages(&mut Random((round * 10 + number) as u64), count);
             let encoded = batch.finish().expect("finish");
             for (index, page) in pages.chunks_exact(PAGE).enumerate() {
+                let mut expected = Vec::new();
+                let fits = encode_words(page, None, PAGE, &mut expected);
+                assert_eq!(encoded.page(index), fits.then_some(&expected[..]), "{number}, {index}");
                 assert_eq!(encoded.hash(index), XxHash3_64::oneshot(page), "{number}, {index}");
             }
         }
