@@ -101,6 +101,14 @@ impl QemuGuest {
         &self.qmp
     }
 
+    /// The threads that run its vCPUs.
+    ///
+    /// # Errors
+    /// Where QEMU does not answer.
+    pub fn vcpu_threads(&mut self) -> Result<Vec<i32>, GuestError> {
+        self.step("asking for its vCPUs", |qmp, _, _| qmp.vcpu_threads())
+    }
+
     fn unsupported(&self, reason: String) -> GuestError {
         GuestError::Unsupported { guest: self.record.name.clone(), reasons: vec![reason] }
     }

@@ -133,6 +133,20 @@ impl Qmp {
         self.execute_within(within, "quit", json!({})).map(drop)
     }
 
+    /// The threads that run the guest's vCPUs, each once: TCG may run all of them in one.
+    ///
+    /// # Errors
+    /// Where QEMU does not answer.
+    pub fn vcpu_threads(&mut self) -> Result<Vec<i32>, QmpError> {
+        let report = self.execute("query-cpus-fast", json!({}))?;
+        let thread = |cpu: &Value| cpu["thread-id"].as_i64();
+        let threads = report.as_array().into_iter().flatten().filter_map(thread);
+        let mut threads: Vec<i32> = threads.map(|thread| thread as i32).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        Ok(threads)
+    }
+
     fn greeted(mut self, within: Duration) -> Result<Self, QmpError> {
         let deadline = Instant::now() + within;
         loop {

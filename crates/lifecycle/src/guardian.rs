@@ -24,9 +24,13 @@
 //! ([`dewar_kernel::WakeTimer`]). What remains is in docs/threat-model.md: a frozen control group, a
 //! debugger.
 //!
+//! **While the guest is slowed down** the guardian does that (`throttle.rs`), until it is told another
+//! share or the command has ended.
+//!
 //! If both are killed, the journal remains, and the next command that looks at
 //! the guest finishes it.
 
+mod throttle;
 mod watch;
 mod words;
 
@@ -46,7 +50,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
 use std::time::Duration;
-use words::{ALL_WELL, BEAT, PAUSE, RESUMED, test_limit};
+use words::{ALL_WELL, BEAT, PAUSE, RESUMED, THROTTLE, test_limit};
 
 /// How long it may take to watch.
 const READY_WITHIN: Duration = Duration::from_secs(10);
@@ -144,6 +148,15 @@ impl Pauses {
         if beating.is_some() {
             self.say(&[RESUMED]);
         }
+    }
+
+    /// The guest is slowed down from here on: these threads stand still for so many hundredths of the time. 0 ends
+    /// it, and so does our own end.
+    pub fn throttle(&self, percent: u8, threads: &[i32]) {
+        let threads = &threads[..threads.len().min(usize::from(u8::MAX))];
+        let mut word = vec![THROTTLE, percent, threads.len() as u8];
+        word.extend(threads.iter().flat_map(|thread| thread.to_le_bytes()));
+        self.say(&word);
     }
 
     fn say(&self, word: &[u8]) {

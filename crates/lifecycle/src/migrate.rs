@@ -27,6 +27,7 @@ mod place;
 mod receive;
 mod resume;
 mod serving;
+mod slow_down;
 mod source;
 mod trial;
 

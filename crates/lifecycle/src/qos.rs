@@ -20,7 +20,6 @@ use dewar_qos::{
 use dewar_registry::{ProcessId, RegistryError};
 use priority::go_ahead;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::json;
 use std::fs::DirBuilder;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -175,17 +174,9 @@ fn find(host: &Host, name: &str, options: &QosOptions) -> Result<Subject, Failur
             .advice("start it with 'dewar run --qos', or name a socket with --port"));
     }
     let mut qmp = connect(&guest.record)?;
-    let report = qmp
-        .execute("query-cpus-fast", json!({}))
-        .map_err(|error| qmp_failure(&guest.record, &error))?;
+    let threads = qmp.vcpu_threads().map_err(|error| qmp_failure(&guest.record, &error))?;
     let process = guest.record.process;
-    let thread = |cpu: &serde_json::Value| cpu["thread-id"].as_i64();
-    let threads = report.as_array().into_iter().flatten().filter_map(thread);
-    let mut vcpus: Vec<Task> =
-        threads.map(|thread| Task { process: process.pid, thread: thread as i32 }).collect();
-    // TCG may run all vCPUs in one thread.
-    vcpus.sort_unstable();
-    vcpus.dedup();
+    let vcpus = threads.into_iter().map(|thread| Task { process: process.pid, thread }).collect();
     Ok(Subject { name: name.to_owned(), process, vcpus })
 }
 

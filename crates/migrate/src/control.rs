@@ -196,15 +196,40 @@ impl<S: Serialize, R: DeserializeOwned + Send + 'static> Control<S, R> {
     pub fn hear_within(&self, time: Duration) -> Result<Option<Heard<R>>, MigrateError> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            return match heard.recv_timeout(time) {
-                Ok(Ok(Heard::Beat)) => continue,
-                Ok(Ok(heard)) => Ok(Some(heard)),
-                // However it ends then: what carries it is ended because of that.
-                _ if self.is_silent() => Err(MigrateError::Silent(SILENT_FOR)),
-                Ok(Err(error)) => Err(error),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => Err(MigrateError::Ended(CONTROL)),
-            };
+            match self.next(&heard, time)? {
+                Some(Heard::Beat) => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// The same until a moment, which a beat does not put off.
+    ///
+    /// # Errors
+    /// As [`Control::hear`].
+    pub fn hear_until(&self, deadline: Instant) -> Result<Option<Heard<R>>, MigrateError> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.next(&heard, deadline.saturating_duration_since(Instant::now()))? {
+                Some(Heard::Beat) if Instant::now() < deadline => {}
+                Some(Heard::Beat) => return Ok(None),
+                other => return Ok(other),
+            }
+        }
+    }
+
+    fn next(
+        &self,
+        heard: &Receiver<Result<Heard<R>, MigrateError>>,
+        time: Duration,
+    ) -> Result<Option<Heard<R>>, MigrateError> {
+        match heard.recv_timeout(time) {
+            Ok(heard) => heard.map(Some),
+            Err(RecvTimeoutError::Timeout) if self.is_silent() => {
+                Err(MigrateError::Silent(SILENT_FOR))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(MigrateError::Ended(CONTROL)),
         }
     }
 
@@ -261,6 +286,8 @@ fn read_all<R: DeserializeOwned>(
             *reading.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
         let heard = match received {
+            // What carries it is ended on purpose when it has been silent for too long.
+            Ok(None) | Err(_) if reading.is_silent() => Err(MigrateError::Silent(SILENT_FOR)),
             Ok(None) => return,
             Ok(Some((Kind::Control, text))) => {
                 serde_json::from_slice(text).map(Heard::Message).map_err(MigrateError::Message)

@@ -37,6 +37,18 @@ pub struct MigrateArgs {
         default_missing_value = "always"
     )]
     pub postcopy: PostCopyChoice,
+    /// Slow the guest down where it writes faster than its pages can be sent, step by step until it fits: its
+    /// vCPUs stand still for at most so many hundredths of the time. It runs as before at the other host,
+    /// and here where it stays.
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "90",
+        value_parser = clap::value_parser!(u8).range(1..=99)
+    )]
+    pub throttle: Option<u8>,
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,

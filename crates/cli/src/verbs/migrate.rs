@@ -40,6 +40,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         max_downtime: args.max_downtime,
         compression: args.codec.into(),
         post_copy: args.postcopy.into(),
+        throttle: args.throttle,
         disks: MovingDisks { copy: args.with_disks, map: args.disk_map },
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };

@@ -1,7 +1,7 @@
 //! Many moves, slow and bad links, and several moves at once.
 
-use crate::common;
-use crate::migrate::{Hosts, words};
+use crate::common::{self, HeldCheckpoint};
+use crate::migrate::{Hosts, end, words};
 use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -117,6 +117,40 @@ fn a_guest_moves_over_a_slow_and_far_link() {
         println!("round {round}: {}", moved.stdout.trim());
         hosts.bring_back(&format!("round {round}"));
     }
+}
+
+/// A guest that writes faster than its pages can be sent is slowed down until they can. Whatever becomes of the
+/// command, it is not slow after that, and it never stands still for it.
+#[test]
+fn a_guest_that_writes_too_fast_is_slowed_down() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 6000 1 disk hard").expect("check");
+    let link = hosts.a.program().with_file_name("dewar-link");
+    let via = format!("{} 800 0 {}", link.display(), hosts.b.via());
+    let line = |more: &[&str]| {
+        let fixed = ["--tunnel", "--codec", "raw", "--max-downtime", "60ms"];
+        Hosts::line_via(&via, &hosts.b, &[&fixed[..], more].concat())
+    };
+    let (plain, slow) = (line(&[]), line(&["--throttle=99"]));
+    hosts.a.dewar(&words(&plain)).failed(1, &["writes faster than", "'--throttle' slows it down"]);
+    // The command stands still, as by Ctrl-Z, and is killed then.
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&slow), "slowed down");
+    hosts.guest.console.ask("verify").expect("it runs while the command stands still");
+    let status =
+        |it: &std::path::Path| std::fs::read_to_string(it.join("status")).unwrap_or_default();
+    let qemu = Hosts::qemu_of(&hosts.a);
+    let is_traced = || {
+        let threads = std::fs::read_dir(format!("/proc/{qemu}/task")).expect("threads");
+        threads.flatten().any(|thread| !status(&thread.path()).contains("TracerPid:\t0\n"))
+    };
+    wait_until("it is slowed down", Duration::from_secs(10), is_traced);
+    end(held.pid);
+    drop(held);
+    assert!(!hosts.assert_on_one("killed"));
+    assert!(!is_traced(), "nobody slows it down any more");
+    let moved = hosts.a.dewar(&words(&slow)).done();
+    println!("{}", moved.stdout.trim());
+    assert!(hosts.assert_on_one("slowed down"));
 }
 
 /// Two guests change places at the same time.

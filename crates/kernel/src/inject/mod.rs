@@ -38,7 +38,8 @@ use gadget::Gadgets;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use trace::{Registers, Traced};
+use trace::Registers;
+pub(crate) use trace::Traced;
 
 /// What came of an injected call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,14 +14,14 @@ const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const MOST_VECTOR_BYTES: usize = 64 << 10;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
-/// The main thread of a process, seized and stopped.
+/// A thread, seized and stopped.
 #[derive(Debug)]
-pub(super) struct Traced {
+pub(crate) struct Traced {
     pid: Pid,
 }
 
 impl Traced {
-    pub(super) fn stop(pid: Pid) -> Result<Self, KernelError> {
+    pub(crate) fn stop(pid: Pid) -> Result<Self, KernelError> {
         let options = libc::PTRACE_O_TRACESYSGOOD as usize;
         request(libc::PTRACE_SEIZE, pid, 0, options, "PTRACE_SEIZE")?;
         let this = Self { pid };

@@ -1,6 +1,7 @@
 //! The guardian's own life: it waits for the end of its command, and brings the guest back if that died.
 
-use super::words::{ALL_WELL, PAUSE, RESUMED, test_limit};
+use super::throttle::Throttle;
+use super::words::{ALL_WELL, PAUSE, RESUMED, THROTTLE, test_limit};
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
 use crate::recovery::migration::recover_source;
@@ -37,6 +38,7 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
     let silent_for = test_limit().unwrap_or(SILENT_FOR);
     let mut pause: Option<(Instant, u64)> = None;
     let mut heard = Instant::now();
+    let mut throttle = Throttle::default();
     loop {
         // Our own timer interrupts us: what is left is counted from the last word.
         let left = pause.map(|(since, limit)| {
@@ -68,9 +70,23 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
                 pause = report.ok().map(|()| (Instant::now(), u64::from_le_bytes(limit)));
             }
             RESUMED => pause = None,
+            THROTTLE => {
+                if let Ok((percent, threads)) = read_throttle(socket) {
+                    throttle.set(percent, threads);
+                }
+            }
             _ => {}
         }
     }
+}
+
+fn read_throttle(socket: &mut UnixStream) -> std::io::Result<(u8, Vec<i32>)> {
+    let mut head = [0; 2];
+    socket.read_exact(&mut head)?;
+    let mut threads = vec![0; usize::from(head[1]) * 4];
+    socket.read_exact(&mut threads)?;
+    let number = |bytes: &[u8]| i32::from_le_bytes(std::array::from_fn(|index| bytes[index]));
+    Ok((head[0], threads.chunks_exact(4).map(number).collect()))
 }
 
 /// Puts a guest back. One that was given to another host is left as it is.

@@ -31,6 +31,9 @@ pub struct MigrateOptions {
     pub way: Way,
     /// Whether it may run there before all of its memory has arrived.
     pub post_copy: PostCopy,
+    /// Whether it may be slowed down where it writes faster than its pages can be sent: for at most how many
+    /// hundredths of the time its vCPUs may stand still.
+    pub throttle: Option<u8>,
     /// Which disks go along, and where they are there.
     pub disks: MovingDisks,
 }

@@ -11,7 +11,7 @@ use dewar_units::PageSet;
 use dewar_wire::control::{CONTROL, ToSource};
 use dewar_wire::ownership::{FromDestination, SourceEvent, SourceRecord};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often it is looked how far the pages are.
 const LOOK: Duration = Duration::from_millis(200);
@@ -145,18 +145,22 @@ impl Serving<'_> {
     }
 }
 
-/// Why pages cannot be sent any more, where a connection failed: what the other side said of it, or how it
-/// was lost.
+/// Why pages cannot be sent any more, where a connection failed: what the other side said of it, or that it is
+/// silent.
 pub(super) fn why_not_sent(control: &ToTheDestination, error: MigrateError) -> MigrateError {
     if !matches!(error, MigrateError::Link { .. } | MigrateError::Ended(_)) {
         return error;
     }
+    let deadline = Instant::now() + SAYS_WHY_WITHIN;
     loop {
-        match control.hear_within(SAYS_WHY_WITHIN) {
+        match control.hear_until(deadline) {
             Ok(Some(Heard::Message(ToSource::Failed { why }))) => return MigrateError::Failed(why),
+            Ok(Some(Heard::Message(ToSource::Ownership(FromDestination::Refused)))) => {
+                return MigrateError::Failed("it refused the guest".to_owned());
+            }
             Ok(Some(_)) => {}
-            Err(lost) => return lost,
-            Ok(None) => return error,
+            Err(silent @ MigrateError::Silent(_)) => return silent,
+            Ok(None) | Err(_) => return error,
         }
     }
 }

@@ -7,6 +7,7 @@ use super::moving_machine::MovingState;
 use super::offered::{LEVEL, instance};
 use super::resume::still_given;
 use super::serving::{Serving, wait_for_epoch, why_not_sent};
+use super::slow_down;
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
@@ -201,6 +202,7 @@ impl Moving<'_> {
         let last = |guest: &mut QemuGuest| {
             let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
+            pauses.throttle(0, &[]);
             pauses.begin(Some(options.max_downtime));
             let state = stop_and_save(guest, checked, mirrors)?;
             let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
@@ -265,8 +267,20 @@ impl Moving<'_> {
                 self.reporter.predicted(pause + FIXED_GAP, dirty_pages);
             }
         };
-        let found = converge(epochs, precopy, guest, tracker, limit, &reached)
-            .map_err(|error| why_not_sent(control, error))?;
+        let mut send_changes = |guest: &mut QemuGuest| {
+            let found = converge(epochs, precopy, guest, tracker, limit, &reached);
+            found.map_err(|error| why_not_sent(control, error))
+        };
+        let mut found = send_changes(guest)?;
+        for share in slow_down::steps(options.throttle) {
+            if found.fits {
+                break;
+            }
+            self.reporter.stage(&format!("slowed down by {share} %"));
+            slow_down::slow_down(guest, self.pauses, share)?;
+            self.reporter.reached("slowed down");
+            found = send_changes(guest)?;
+        }
         match found.fits || options.post_copy == PostCopy::Auto {
             true => Ok(found.fits),
             false => Err(does_not_converge(&found, epochs, options)),
@@ -320,6 +334,7 @@ impl Moving<'_> {
                 ))
                 .advice("'dewar ps' goes on with that"));
         }
+        self.pauses.throttle(0, &[]);
         let mut hands = Live { guest, last: None };
         let back = self.side.begin_again(&mut hands);
         if is_given(&self.side) {
@@ -378,9 +393,13 @@ fn does_not_converge(found: &Convergence, epochs: &Epochs, options: &MigrateOpti
         format_duration(options.max_downtime),
     );
     let more = (pause.as_secs_f64() * 1.5).max(0.1);
+    let slower = match options.throttle {
+        Some(_) => "",
+        None => " '--throttle' slows it down meanwhile;",
+    };
     Failure::new(Code::Failed, what).advice(format!(
-        "'--postcopy=auto' lets it run there before all has arrived; '--max-downtime {more:.1}s' \
-         allows it; or try when the guest has less to do"
+        "'--postcopy=auto' lets it run there before all has arrived;{slower} '--max-downtime \
+         {more:.1}s' allows it; or try when the guest has less to do"
     ))
 }
 
