@@ -137,9 +137,7 @@ fn again(content: &Content, bytes: usize) -> impl Iterator<Item = (&[u8], &[u8])
 fn on_a_core(content: &Content, encoding: Encoding) -> Result<Measured> {
     measured(|| {
         let (mut out, mut bytes) = (Vec::with_capacity(2 * PAGE_BYTES), 0);
-        let both =
-            content.pages.chunks_exact(PAGE_BYTES).zip(content.present.chunks_exact(PAGE_BYTES));
-        for (page, present) in both {
+        for (page, present) in again(content, PAGE_BYTES) {
             let is_zero = black_box(is_zero(page));
             black_box(XxHash3_64::oneshot(page));
             out.clear();
