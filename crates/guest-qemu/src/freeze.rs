@@ -93,6 +93,7 @@ pub fn check_place(guest: &QemuGuest) -> Result<(), HandoverError> {
 
 /// Stops a guest that is as `checked` says ([`check`]), lets so many copies of its disks to another host
 /// end, and returns the state of its devices. It stands still then, until [`Guest::rollback`] or [`end_process`].
+/// `before` is done just before it is stopped.
 ///
 /// # Errors
 /// Where it fails; the guest is to be put back.
@@ -100,6 +101,7 @@ pub fn stop_and_save(
     guest: &mut QemuGuest,
     checked: &GuestRecord,
     mirrors: usize,
+    before: impl FnOnce(),
 ) -> Result<Vec<u8>, HandoverError> {
     guest.flush()?;
     match mirrors {
@@ -111,6 +113,7 @@ pub fn stop_and_save(
     journal.save(&folder)?;
     change_settings(qmp, &journal)?;
     let channel = StateChannel::open(qmp)?;
+    before();
     guest.stop()?;
     disks::mirror::finish(&mut guest.qmp, mirrors)?;
     crate::handover::refuse_what_changed(guest, &checked.arguments)?;

@@ -23,7 +23,7 @@ mod wake;
 
 pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
-pub use hold::HeldThread;
+pub use hold::{HeldThread, ThreadHolder};
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,

@@ -128,7 +128,7 @@ fn keep_in_place(
     if let Some(tracking) = &tracking {
         tracking.invalidate(folder)?;
     }
-    let bytes = stop_and_save(guest, checked, 0)?;
+    let bytes = stop_and_save(guest, checked, 0, || ())?;
     reporter.stage("writing its state");
     let tracking = tracking.filter(|tracking| tracking.since.is_some());
     let before = tracking.as_ref().and_then(|tracking| {

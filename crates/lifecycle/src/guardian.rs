@@ -25,7 +25,7 @@
 //! debugger.
 //!
 //! **While the guest is slowed down** the guardian does that (`throttle.rs`), until it is told another
-//! share or the command has ended.
+//! share or the command has ended; and not while the command is silent.
 //!
 //! If both are killed, the journal remains, and the next command that looks at
 //! the guest finishes it.
@@ -46,8 +46,8 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 use words::{ALL_WELL, BEAT, PAUSE, RESUMED, THROTTLE, test_limit};
@@ -104,7 +104,8 @@ impl Guardian {
     /// Where the connection cannot be shared.
     pub fn pauses(&self) -> Result<Pauses, Failure> {
         let failed = |error| Failure::new(Code::Failed, format!("the guardian's socket: {error}"));
-        Ok(Pauses { socket: self.helper.socket().map_err(failed)?, beating: Mutex::default() })
+        let socket = Arc::new(Mutex::new(self.helper.socket().map_err(failed)?));
+        Ok(Pauses { socket, beating: Mutex::default() })
     }
 
     /// Says that the guest is as it should be.
@@ -117,7 +118,8 @@ impl Guardian {
 /// A command's word to its guardian of how long its guest stands still.
 #[derive(Debug)]
 pub struct Pauses {
-    socket: UnixStream,
+    /// Words of several bytes must not mix.
+    socket: Arc<Mutex<UnixStream>>,
     /// Dropped, it ends the thread that says that we are at work.
     beating: Mutex<Option<mpsc::Sender<()>>>,
 }
@@ -131,36 +133,64 @@ impl Pauses {
         let mut word = vec![PAUSE];
         word.extend(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).to_le_bytes());
         self.say(&word);
-        let (end, ended) = mpsc::channel::<()>();
-        let Ok(mut socket) = self.socket.try_clone() else { return };
-        // Without it the pause may only be as long as silence is.
-        let _ = Builder::new().spawn(move || {
-            while ended.recv_timeout(BEAT_EVERY) == Err(RecvTimeoutError::Timeout) {
-                let _ = socket.write_all(&[BEAT]);
-            }
-        });
-        *self.beating.lock().unwrap_or_else(|locked| locked.into_inner()) = Some(end);
+        self.beat();
     }
 
     /// The guest runs again.
     pub fn end(&self) {
-        let beating = self.beating.lock().unwrap_or_else(|locked| locked.into_inner()).take();
+        let beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner).take();
         if beating.is_some() {
             self.say(&[RESUMED]);
         }
     }
 
-    /// The guest is slowed down from here on: these threads stand still for so many hundredths of the time. 0 ends
-    /// it, and so does our own end.
-    pub fn throttle(&self, percent: u8, threads: &[i32]) {
-        let threads = &threads[..threads.len().min(usize::from(u8::MAX))];
-        let mut word = vec![THROTTLE, percent, threads.len() as u8];
+    /// The guest is slowed down from here on: these threads of a process stand still for so many hundredths of
+    /// the time, as long as we say that we are at work.
+    ///
+    /// # Errors
+    /// Where there is no guardian any more, or there are too many threads.
+    pub fn throttle(&self, percent: u8, process: i32, threads: &[i32]) -> Result<(), Failure> {
+        let failed = |why: String| {
+            Failure::new(Code::Failed, format!("the guest cannot be slowed down: {why}"))
+        };
+        let count = u16::try_from(threads.len()).map_err(|error| failed(error.to_string()))?;
+        let mut word = vec![THROTTLE, percent];
+        word.extend(count.to_le_bytes());
+        word.extend(process.to_le_bytes());
         word.extend(threads.iter().flat_map(|thread| thread.to_le_bytes()));
-        self.say(&word);
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.write_all(&word).map_err(|error| failed(format!("its guardian: {error}")))?;
+        drop(socket);
+        self.beat();
+        Ok(())
+    }
+
+    /// It is slowed down no more. What follows this on QEMU's connection finds its vCPUs run, or about to.
+    pub fn end_throttle(&self) {
+        self.say(&[THROTTLE, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    /// Says again and again that we are at work, until the guest is as it was.
+    fn beat(&self) {
+        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
+        if beating.is_some() {
+            return;
+        }
+        let (end, ended) = mpsc::channel::<()>();
+        let socket = Arc::clone(&self.socket);
+        // Without it the pause may only be as long as silence is.
+        let _ = Builder::new().spawn(move || {
+            while ended.recv_timeout(BEAT_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let mut socket = socket.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ = socket.write_all(&[BEAT]);
+            }
+        });
+        *beating = Some(end);
     }
 
     fn say(&self, word: &[u8]) {
         // A guardian that was killed needs no word.
-        let _ = (&self.socket).write_all(word);
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = socket.write_all(word);
     }
 }

@@ -22,17 +22,39 @@ pub(crate) struct Traced {
 
 impl Traced {
     pub(crate) fn stop(pid: Pid) -> Result<Self, KernelError> {
+        let this = Self::ask(pid)?;
+        while !this.is_stop(this.wait()?)? {}
+        Ok(this)
+    }
+
+    /// Asks a thread to stop. Nobody may drop what this gives before it has.
+    pub(crate) fn ask(pid: Pid) -> Result<Self, KernelError> {
         let options = libc::PTRACE_O_TRACESYSGOOD as usize;
         request(libc::PTRACE_SEIZE, pid, 0, options, "PTRACE_SEIZE")?;
         let this = Self { pid };
         request(libc::PTRACE_INTERRUPT, pid, 0, 0, "PTRACE_INTERRUPT")?;
-        loop {
-            match this.wait()? {
-                Stop::Trap => return Ok(this),
-                Stop::Signal(signal) => this.go_on(libc::PTRACE_CONT, signal)?,
-                Stop::SyscallEdge => this.go_on(libc::PTRACE_CONT, 0)?,
-            }
+        Ok(this)
+    }
+
+    /// Whether one that was asked has stopped by now.
+    pub(crate) fn has_stopped(&self) -> Result<bool, KernelError> {
+        self.look(libc::WNOHANG)?.map_or(Ok(false), |stop| self.is_stop(stop))
+    }
+
+    pub(crate) fn thread(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether this is the stop that was asked for (or one of its whole group, which is as good); lets it go on
+    /// to that otherwise.
+    fn is_stop(&self, stop: Stop) -> Result<bool, KernelError> {
+        match stop {
+            Stop::Trap => return Ok(true),
+            Stop::Signal(signal) => self.go_on(libc::PTRACE_CONT, signal)?,
+            Stop::SyscallEdge => self.go_on(libc::PTRACE_CONT, 0)?,
         }
+        // Another stop may have taken the place of the one that was asked for.
+        request(libc::PTRACE_INTERRUPT, self.pid, 0, 0, "PTRACE_INTERRUPT").map(|()| false)
     }
 
     pub(super) fn registers(&self) -> Result<Registers, KernelError> {
@@ -92,12 +114,21 @@ impl Traced {
     }
 
     fn wait(&self) -> Result<Stop, KernelError> {
+        let gone = || io::Error::other("there is nothing to wait for");
+        self.look(0)?.ok_or_else(|| KernelError::new("waitpid", self.pid.to_string(), gone()))
+    }
+
+    /// What became of it; nothing where it runs and that is not waited for.
+    fn look(&self, how: i32) -> Result<Option<Stop>, KernelError> {
         let mut status = 0;
         loop {
             // SAFETY: status outlives the call.
-            let waited = unsafe { libc::waitpid(self.pid.0, &mut status, libc::__WALL) };
+            let waited = unsafe { libc::waitpid(self.pid.0, &mut status, libc::__WALL | how) };
             if waited == self.pid.0 {
                 break;
+            }
+            if waited == 0 {
+                return Ok(None);
             }
             let cause = io::Error::last_os_error();
             if cause.kind() != io::ErrorKind::Interrupted {
@@ -108,11 +139,11 @@ impl Traced {
             let cause = io::Error::other("it ended");
             return Err(KernelError::new("waitpid", self.pid.to_string(), cause));
         }
-        Ok(match (libc::WSTOPSIG(status), status >> 16) {
+        Ok(Some(match (libc::WSTOPSIG(status), status >> 16) {
             (_, event) if event != 0 => Stop::Trap,
             (SYSCALL_STOP, _) => Stop::SyscallEdge,
             (signal, _) => Stop::Signal(signal),
-        })
+        }))
     }
 
     /// Reads or writes a register set; returns how many bytes it has.

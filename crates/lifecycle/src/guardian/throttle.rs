@@ -1,56 +1,139 @@
 //! Slows a guest down: its vCPUs' threads stand still for a share of each period.
 //!
-//! The guardian does it and not the command: a command that is stopped by a signal would leave the guest where
-//! it stands. A guardian that is stopped is let go on each second, and if it ends, the kernel lets the threads go.
+//! The guardian does it and not the command: a command that is stopped by a signal could leave the guest where
+//! it stands. The guardian lets the threads run when its command says nothing for a while; if it ends itself, the
+//! kernel lets them go.
 
-use dewar_kernel::{HeldThread, Pid};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::thread::JoinHandle;
+use dewar_kernel::{Pid, ThreadHolder};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
-/// So short that the pause at the end is not made longer by one in which the vCPUs stand still.
 const PERIOD: Duration = Duration::from_millis(10);
+/// How long it is waited until they run. They do at once, unless this process has no CPU.
+const RUN_WITHIN: Duration = Duration::from_millis(100);
+
+/// What is to be slowed down, and by how much.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Hundredths of the time in which they stand still; 0 ends it.
+    pub percent: u8,
+    /// Of which process.
+    pub process: i32,
+    /// Its threads.
+    pub threads: Vec<i32>,
+}
 
 /// Dropped, it lets them run.
 #[derive(Default)]
 pub(super) struct Throttle {
-    /// In hundredths of the time; 0 ends it.
-    share: Arc<AtomicU8>,
-    worker: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    /// What the command wants; less is done while it is silent.
+    wanted: Share,
+    has_worker: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    share: Share,
+    are_held: bool,
+    has_ended: bool,
 }
 
 impl Throttle {
-    /// Lets these threads stand still for so many hundredths of the time; once it began, they are the same ones.
-    pub fn set(&mut self, percent: u8, threads: Vec<i32>) {
-        self.share.store(percent.min(99), Ordering::Relaxed);
-        if percent == 0 || self.worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
+    /// Whether anything is slowed down, or would be if the command were not silent.
+    pub fn is_on(&self) -> bool {
+        self.wanted.percent > 0
+    }
+
+    /// Does this from now on. Where that is nothing, all of them run when this returns.
+    pub fn set(&mut self, share: Share) {
+        self.wanted = share;
+        if self.is_on() && !self.has_worker {
+            let shared = Arc::clone(&self.shared);
+            self.has_worker = Builder::new().spawn(move || slow_down(&shared)).is_ok();
+        }
+        self.act(self.wanted.clone());
+    }
+
+    /// Lets them run while the command is silent.
+    pub fn rest(&self) {
+        self.act(Share::default());
+    }
+
+    /// Does what is wanted again.
+    pub fn again(&self) {
+        if self.is_on() {
+            self.act(self.wanted.clone());
+        }
+    }
+
+    fn act(&self, share: Share) {
+        let mut state = self.shared.lock();
+        if state.share == share {
             return;
         }
-        let share = Arc::clone(&self.share);
-        self.worker = std::thread::Builder::new().spawn(move || slow_down(&threads, &share)).ok();
+        let is_over = share.percent == 0;
+        state.share = share;
+        self.shared.changed.notify_all();
+        if is_over {
+            let held = |state: &mut State| state.are_held;
+            let _ = self.shared.changed.wait_timeout_while(state, RUN_WITHIN, held);
+        }
     }
 }
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        self.share.store(0, Ordering::Relaxed);
+        self.rest();
+        self.shared.lock().has_ended = true;
+        self.shared.changed.notify_all();
     }
 }
 
-fn slow_down(threads: &[i32], share: &AtomicU8) {
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits so long, or until another share is wanted.
+    fn pause<'s>(
+        &'s self,
+        state: MutexGuard<'s, State>,
+        share: &Share,
+        percent: u8,
+    ) -> MutexGuard<'s, State> {
+        let time = PERIOD * u32::from(percent) / 100;
+        let same = |state: &mut State| state.share == *share && !state.has_ended;
+        let waited = self.changed.wait_timeout_while(state, time, same);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+fn slow_down(shared: &Shared) {
+    let mut holder = ThreadHolder::default();
+    let mut state = shared.lock();
     loop {
-        let percent = u32::from(share.load(Ordering::Relaxed));
-        if percent == 0 {
+        let idle = |state: &mut State| state.share.percent == 0 && !state.has_ended;
+        state = shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        if state.has_ended {
             return;
         }
-        let hold = |thread: &i32| HeldThread::hold(Pid(*thread)).ok();
-        let held: Vec<_> = threads.iter().filter_map(hold).collect();
-        if held.is_empty() {
-            return;
-        }
-        std::thread::sleep(PERIOD * percent / 100);
+        let share = state.share.clone();
+        let percent = share.percent.min(99);
+        state.are_held = true;
+        drop(state);
+        let held = holder.hold(Pid(share.process), &share.threads, PERIOD);
+        state = shared.pause(shared.lock(), &share, percent);
         drop(held);
-        std::thread::sleep(PERIOD * (100 - percent) / 100);
+        state.are_held = false;
+        shared.changed.notify_all();
+        state = shared.pause(state, &share, 100 - percent);
     }
 }

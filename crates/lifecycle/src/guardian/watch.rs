@@ -1,6 +1,6 @@
 //! The guardian's own life: it waits for the end of its command, and brings the guest back if that died.
 
-use super::throttle::Throttle;
+use super::throttle::{Share, Throttle};
 use super::words::{ALL_WELL, PAUSE, RESUMED, THROTTLE, test_limit};
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const TRIES: u32 = 120;
 /// A command that has said nothing for so long, while its guest stands still, does nothing.
 const SILENT_FOR: Duration = Duration::from_secs(3);
+/// One that has said nothing for so long, while its guest is slowed down, may be stopped.
+const THROTTLE_SILENT_FOR: Duration = Duration::from_secs(2);
 /// How often the kernel lets a stopped guardian go on.
 const WAKE_EVERY: Duration = Duration::from_secs(1);
 /// How long a killed command may take to be gone.
@@ -40,6 +42,12 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
     let mut heard = Instant::now();
     let mut throttle = Throttle::default();
     loop {
+        // A command that is stopped must not leave a slow guest.
+        let speeds_up =
+            throttle.is_on().then(|| THROTTLE_SILENT_FOR.saturating_sub(heard.elapsed()));
+        if speeds_up.is_some_and(|left| left.is_zero()) {
+            throttle.rest();
+        }
         // Our own timer interrupts us: what is left is counted from the last word.
         let left = pause.map(|(since, limit)| {
             let left = Duration::from_millis(limit).saturating_sub(since.elapsed());
@@ -48,13 +56,17 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
         if left.is_some_and(|left| left.is_zero()) {
             return End::Hangs;
         }
+        let left = left.into_iter().chain(speeds_up.filter(|left| !left.is_zero())).min();
         if socket.set_read_timeout(left).is_err() {
             return End::Died;
         }
         let mut word = [0];
         match socket.read(&mut word) {
             Ok(0) => return End::Died,
-            Ok(_) => heard = Instant::now(),
+            Ok(_) => {
+                heard = Instant::now();
+                throttle.again();
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 continue;
@@ -70,23 +82,29 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
                 pause = report.ok().map(|()| (Instant::now(), u64::from_le_bytes(limit)));
             }
             RESUMED => pause = None,
-            THROTTLE => {
-                if let Ok((percent, threads)) = read_throttle(socket) {
-                    throttle.set(percent, threads);
-                }
-            }
+            THROTTLE => match read_share(socket) {
+                Ok(share) => throttle.set(share),
+                Err(_) => return End::Died,
+            },
             _ => {}
         }
     }
 }
 
-fn read_throttle(socket: &mut UnixStream) -> std::io::Result<(u8, Vec<i32>)> {
-    let mut head = [0; 2];
+fn read_share(socket: &mut UnixStream) -> std::io::Result<Share> {
+    // The word comes in one piece: nothing of it is waited for, unless the command died in its middle.
+    socket.set_read_timeout(Some(SILENT_FOR))?;
+    let mut head = [0; 7];
     socket.read_exact(&mut head)?;
-    let mut threads = vec![0; usize::from(head[1]) * 4];
-    socket.read_exact(&mut threads)?;
     let number = |bytes: &[u8]| i32::from_le_bytes(std::array::from_fn(|index| bytes[index]));
-    Ok((head[0], threads.chunks_exact(4).map(number).collect()))
+    let count = u16::from_le_bytes([head[1], head[2]]);
+    let mut threads = vec![0; usize::from(count) * 4];
+    socket.read_exact(&mut threads)?;
+    Ok(Share {
+        percent: head[0],
+        process: number(&head[3..]),
+        threads: threads.chunks_exact(4).map(number).collect(),
+    })
 }
 
 /// Puts a guest back. One that was given to another host is left as it is.

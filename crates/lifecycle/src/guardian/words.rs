@@ -10,8 +10,8 @@ pub const PAUSE: u8 = b'p';
 pub const BEAT: u8 = b'b';
 /// The guest runs again.
 pub const RESUMED: u8 = b'r';
-/// The guest is to be slowed down: how many hundredths of the time its vCPUs are to stand still, in one byte,
-/// of how many threads, in one byte, and their numbers, in 4 bytes each, little-endian. None ends it.
+/// The guest is to be slowed down: for how many hundredths of the time its vCPUs are to stand still, in one byte (0
+/// ends it); how many threads that are, in 2; of which process, in 4; and their numbers, in 4 each, all little-endian.
 pub const THROTTLE: u8 = b't';
 /// For tests that hold a command in the pause: the limit of a pause, and of silence, in seconds.
 const TEST_LIMIT: &str = "DEWAR_TEST_PAUSE_LIMIT";

@@ -3,7 +3,7 @@
 use crate::failure::{Code, Failure};
 use crate::guardian::Pauses;
 use dewar_guest_qemu::QemuGuest;
-use dewar_kernel::{HeldThread, Pid};
+use dewar_kernel::{Pid, ThreadHolder};
 
 /// The steps: hundredths of the time in which its vCPUs stand still.
 const STEPS: [u8; 5] = [30, 50, 70, 80, 90];
@@ -20,17 +20,26 @@ pub(super) fn slow_down(
     pauses: &Pauses,
     percent: u8,
 ) -> Result<(), Failure> {
-    let threads = guest.vcpu_threads()?;
-    // The guardian cannot say why it does not work: that is tried before it begins.
-    if STEPS[0] >= percent {
-        for thread in &threads {
-            HeldThread::hold(Pid(*thread)).map_err(|error| {
-                Failure::new(Code::Failed, format!("the guest cannot be slowed down: {error}"))
-            })?;
+    let failed = |why: String| {
+        Failure::new(Code::Unsupported, format!("the guest cannot be slowed down: {why}"))
+    };
+    let (process, threads) = (Pid(guest.record().process.pid), guest.vcpu_threads()?);
+    for thread in &threads {
+        // QEMU tells numbers of its own PID namespace.
+        if !ThreadHolder::is_of(process, *thread) {
+            return Err(failed("its threads have other numbers in this PID namespace".to_owned()));
+        }
+        // The guardian cannot say why it does not work: that is tried before it begins.
+        if is_first(percent) {
+            ThreadHolder::require(Pid(*thread)).map_err(|error| failed(error.to_string()))?;
         }
     }
-    pauses.throttle(percent, &threads);
-    Ok(())
+    pauses.throttle(percent, process.0, &threads)
+}
+
+/// Whether a step is the first, whatever is allowed.
+fn is_first(percent: u8) -> bool {
+    percent <= STEPS[0]
 }
 
 #[cfg(test)]

@@ -202,9 +202,9 @@ impl Moving<'_> {
         let last = |guest: &mut QemuGuest| {
             let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
-            pauses.throttle(0, &[]);
             pauses.begin(Some(options.max_downtime));
-            let state = stop_and_save(guest, checked, mirrors)?;
+            // Not before: what is flushed and looked at before it is stopped takes time.
+            let state = stop_and_save(guest, checked, mirrors, || pauses.end_throttle())?;
             let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
             let owed = match all_at_once || dirty.is_empty() {
                 true => Vec::new(),
@@ -334,7 +334,7 @@ impl Moving<'_> {
                 ))
                 .advice("'dewar ps' goes on with that"));
         }
-        self.pauses.throttle(0, &[]);
+        self.pauses.end_throttle();
         let mut hands = Live { guest, last: None };
         let back = self.side.begin_again(&mut hands);
         if is_given(&self.side) {
