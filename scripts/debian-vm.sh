@@ -1,6 +1,11 @@
 # What the labs (kvm-lab.sh, hosts-lab.sh) share: a Debian 13 system in an image, and an initramfs that starts
 # what is on a second disk of it. To be sourced.
 
+# is_made IMAGE SCRIPT: whether an image is there that was made by this script as it is.
+is_made() {
+    [ -e "$1" ] && [ "$1" -nt scripts/debian-vm.sh ] && [ "$1" -nt "scripts/$2" ]
+}
+
 # debian_root FOLDER PACKAGE...: a Debian 13 with these packages, without what only people read.
 debian_root() {
     local root=$1 package missing=() mirror

@@ -17,7 +17,7 @@ source scripts/debian-vm.sh
 number() { case $1 in a) echo 1 ;; b) echo 2 ;; s) echo 3 ;; esac; }
 
 prepare() {
-    [ ! -e "$lab/host.img" ] || [ "$lab/host.img" -ot scripts/debian-vm.sh ] || return 0
+    if is_made "$lab/host.img" hosts-lab.sh; then return; fi
     echo "hosts-lab: building the system of the hosts (Debian 13)"
     local root=$lab/root
     debian_root "$root" qemu-system-x86 qemu-utils iproute2 e2fsprogs nfs-kernel-server nfs-common \
@@ -133,7 +133,8 @@ inside() {
     local program=$1 net
     shift
     rm -rf "$lab/run" && mkdir "$lab/run"
-    mount -t tmpfs none /sys -o ro && mount -t sysfs none /sys
+    # The interfaces of this namespace.
+    mount -t sysfs none /sys
     ip link set lo up
     for net in 0 1; do ip link add "net$net" type bridge && ip link set "net$net" up; done
     ip addr add 10.9.0.254/24 dev net0

@@ -28,7 +28,7 @@ all=(
 )
 
 prepare() {
-    [ ! -e "$lab/l1.img" ] || [ "$lab/l1.img" -ot scripts/debian-vm.sh ] || return 0
+    if is_made "$lab/l1.img" kvm-lab.sh; then return; fi
     echo "kvm-lab: building the L1 system (Debian 13)"
     debian_root "$lab/root" qemu-system-x86 qemu-utils iproute2
     rm -f "$lab/l1.img"
