@@ -118,7 +118,7 @@ host_ssh() {
     local host=$1
     shift
     exec ssh -i "$lab/key" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$lab/known_hosts" -o LogLevel=ERROR \
-        -o ConnectTimeout=20 "root@10.9.0.$(number "$host")" "$@"
+        -o ConnectTimeout=20 -o ServerAliveInterval=5 -o ServerAliveCountMax=4 "root@10.9.0.$(number "$host")" "$@"
 }
 
 run() {

@@ -104,6 +104,12 @@ impl Host {
         }
     }
 
+    /// How much TCP holds for a connection that receives, and for one that sends (tcp(7), `tcp_rmem`, `tcp_wmem`).
+    pub(crate) fn socket_buffers(&self, receive: &str, send: &str) {
+        let sysctl = "/proc/sys/net/ipv4/tcp_";
+        self.run(&format!("echo {receive} > {sysctl}rmem && echo {send} > {sysctl}wmem")).done();
+    }
+
     /// Pulls the cable of the link, or plugs it in.
     pub(crate) fn cable(&self, is_plugged: bool) {
         let way = if is_plugged { "up" } else { "down" };

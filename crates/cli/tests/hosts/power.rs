@@ -47,6 +47,7 @@ fn a_source_that_loses_power_after_the_commit_gives_up_what_it_had() {
     hosts.b.wait_until_it_stands("owned", "dewar receive");
     hosts.a.lose_power();
     hosts.b.run("pkill -CONT -f 'dewar receive'").done();
+    // Its host cannot say how it ended.
     end_of(moving);
     hosts.a.boot();
     println!("{:?}", hosts.states());
