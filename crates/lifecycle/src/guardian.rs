@@ -153,11 +153,8 @@ impl Pauses {
         let failed = |why: String| {
             Failure::new(Code::Failed, format!("the guest cannot be slowed down: {why}"))
         };
-        let count = u16::try_from(threads.len()).map_err(|error| failed(error.to_string()))?;
-        let mut word = vec![THROTTLE, percent];
-        word.extend(count.to_le_bytes());
-        word.extend(process.to_le_bytes());
-        word.extend(threads.iter().flat_map(|thread| thread.to_le_bytes()));
+        let word = throttle_word(percent, process, threads)
+            .ok_or_else(|| failed("it has too many vCPUs".to_owned()))?;
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         socket.write_all(&word).map_err(|error| failed(format!("its guardian: {error}")))?;
         drop(socket);
@@ -167,7 +164,9 @@ impl Pauses {
 
     /// It is slowed down no more. What follows this on QEMU's connection finds its vCPUs run, or about to.
     pub fn end_throttle(&self) {
-        self.say(&[THROTTLE, 0, 0, 0, 0, 0, 0, 0]);
+        if let Some(word) = throttle_word(0, 0, &[]) {
+            self.say(&word);
+        }
     }
 
     /// Says again and again that we are at work, until the guest is as it was.
@@ -193,4 +192,13 @@ impl Pauses {
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = socket.write_all(word);
     }
+}
+
+/// What `THROTTLE` is followed by; nothing where there are more threads than can be said.
+fn throttle_word(percent: u8, process: i32, threads: &[i32]) -> Option<Vec<u8>> {
+    let mut word = vec![THROTTLE, percent];
+    word.extend(u16::try_from(threads.len()).ok()?.to_le_bytes());
+    word.extend(process.to_le_bytes());
+    word.extend(threads.iter().flat_map(|thread| thread.to_le_bytes()));
+    Some(word)
 }

@@ -84,7 +84,8 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
             RESUMED => pause = None,
             THROTTLE => match read_share(socket) {
                 Ok(share) => throttle.set(share),
-                Err(_) => return End::Died,
+                // It died in the middle of a word, or does nothing more there.
+                Err(_) => return End::Hangs,
             },
             _ => {}
         }
