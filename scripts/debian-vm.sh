@@ -28,6 +28,16 @@ debian_root() {
     rm -rf "$root"/usr/share/{doc,man,locale} "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*
 }
 
+# system_image ROOT IMAGE SIZE: a file system of this size with what is in ROOT; its kernel and initramfs beside it.
+# The image comes last: it says that all is made.
+system_image() {
+    rm -f "$2" "$2.part"
+    truncate -s "$3" "$2.part"
+    mkfs.ext4 -q -F -d "$1" "$2.part"
+    kernel_and_initrd "$1" "$(dirname "$2")"
+    mv "$2.part" "$2"
+}
+
 # kernel_and_initrd ROOT FOLDER: its kernel as FOLDER/vmlinuz, and an initramfs FOLDER/initrd that mounts the
 # first disk as the root and the second under /lab, and becomes /lab/init.
 kernel_and_initrd() {

@@ -36,11 +36,7 @@ prepare() {
     echo '/srv/disks 10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)' >"$root/etc/exports"
     mkdir -p "$root"/{srv/disks,mnt/disks,lab}
     ln -sf /lab/dewar "$root/usr/local/bin/dewar"
-    rm -f "$lab/host.img"
-    truncate -s 3G "$lab/host.img.part"
-    mkfs.ext4 -q -F -d "$root" "$lab/host.img.part"
-    kernel_and_initrd "$root" "$lab"
-    mv "$lab/host.img.part" "$lab/host.img"
+    system_image "$root" "$lab/host.img" 3G
 }
 
 # The second disk of each host: the dewar to test, the guest, and what a host does at its start.

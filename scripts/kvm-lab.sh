@@ -31,11 +31,7 @@ prepare() {
     if is_made "$lab/l1.img" kvm-lab.sh; then return; fi
     echo "kvm-lab: building the L1 system (Debian 13)"
     debian_root "$lab/root" qemu-system-x86 qemu-utils iproute2
-    rm -f "$lab/l1.img"
-    truncate -s 2500M "$lab/l1.img.part"
-    mkfs.ext4 -q -F -d "$lab/root" "$lab/l1.img.part"
-    kernel_and_initrd "$lab/root" "$lab"
-    mv "$lab/l1.img.part" "$lab/l1.img"
+    system_image "$lab/root" "$lab/l1.img" 2500M
 }
 
 # The disk with these tests: binaries at the paths that they were built for.
