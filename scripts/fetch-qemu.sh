@@ -6,16 +6,11 @@
 # skipped by name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/debian-packages.sh
 
 cache=$PWD/.cache/qemu-next
 program=$cache/qemu-system-x86_64
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -x "$program" ] && exit 0
-if [ ! -e "$keyring" ]; then
-    echo "fetch-qemu: $keyring is missing (package debian-archive-keyring); no second QEMU" >&2
-    exit 0
-fi
-
 own=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\)\..*/\1/p')
 suite=bookworm-backports
 [ "$own" -lt 10 ] || suite=bookworm
@@ -23,18 +18,8 @@ echo "fetch-qemu: fetching QEMU from $suite"
 
 rm -rf "$cache.part"
 apt=$cache.part/apt
-mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$apt/parts" "$cache.part/root"
-for each in bookworm bookworm-backports; do
-    echo "deb [arch=amd64 signed-by=$keyring] http://deb.debian.org/debian $each main"
-done >"$apt/sources.list"
-: >"$apt/status"
-options=(-o "Dir::State=$apt" -o "Dir::State::lists=$apt/lists" -o "Dir::State::status=$apt/status"
-    -o "Dir::Cache=$apt" -o "Dir::Cache::archives=$apt/archives" -o "Dir::Etc::sourcelist=$apt/sources.list"
-    -o "Dir::Etc::sourceparts=$apt/parts" -o "Dir::Etc::preferencesparts=$apt/parts"
-    -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)" -o APT::Architecture=amd64)
-if ! apt-get "${options[@]}" update -qq ||
-    ! apt-get "${options[@]}" install -y -qq --download-only --no-install-recommends \
-        -t "$suite" qemu-system-x86 seabios >/dev/null; then
+mkdir -p "$cache.part/root"
+if ! fetch_debian_packages "$apt" "bookworm bookworm-backports" "$suite" qemu-system-x86 seabios; then
     echo "fetch-qemu: Debian's archive does not answer; no second QEMU" >&2
     exit 0
 fi

@@ -17,6 +17,7 @@ mod frames;
 mod observe;
 mod overflow;
 mod page_sender;
+mod processes;
 pub mod restore;
 mod spread;
 
@@ -24,3 +25,4 @@ pub use capture::{Base, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions,
 pub use dewar_capture::{CaptureStep, cores};
 pub use error::CheckpointError;
 pub use observe::{Observer, Step};
+pub use processes::{ProcessCheckpoint, checkpoint_processes};

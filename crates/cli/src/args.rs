@@ -47,9 +47,10 @@ pub enum Verb {
     /// is added. What cannot be taken is refused (exit 4), before anything starts or, what only QEMU
     /// can tell, just after.
     Run(RunArgs),
-    /// Take over a QEMU that somebody else started.
+    /// Take over a QEMU, or a container, that somebody else started.
     ///
-    /// The guest's RAM must be a shared file (memory-backend-file,share=on). Nothing is changed.
+    /// A QEMU's RAM must be a shared file (memory-backend-file,share=on). Of a container its runtime is asked.
+    /// Nothing is changed.
     Adopt(AdoptArgs),
     /// List guests.
     #[command(after_help = "Example:\n  dewar ps")]
@@ -168,13 +169,24 @@ pub struct RunArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  dewar adopt web --qmp /run/web.qmp")]
+#[command(after_help = "Examples:\n  dewar adopt web --qmp /run/web.qmp\n  \
+                  dewar adopt shop --container shop-1")]
 pub struct AdoptArgs {
     /// The name that the guest shall have.
     pub name: String,
     /// A QMP socket of the guest that nobody else uses.
     #[arg(long, value_name = "SOCK")]
-    pub qmp: PathBuf,
+    #[arg(required_unless_present = "container", conflicts_with = "container")]
+    pub qmp: Option<PathBuf>,
+    /// A running container, by the id that its runtime knows it by.
+    #[arg(long, value_name = "ID")]
+    pub container: Option<String>,
+    /// The container's runtime: runc, or crun with CRIU built in.
+    #[arg(long, value_name = "PROGRAM", default_value = "runc", requires = "container")]
+    pub runtime: PathBuf,
+    /// The folder in which the runtime keeps what it knows (its --root).
+    #[arg(long, value_name = "DIR", requires = "container")]
+    pub runtime_root: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -420,6 +432,8 @@ pub struct GuardianArgs {
     pub name: String,
     #[arg(long)]
     pub store: Option<String>,
+    #[arg(long)]
+    pub container: bool,
 }
 
 #[derive(Debug, Args)]

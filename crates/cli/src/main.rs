@@ -76,7 +76,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),
         Verb::Guardian(args) => {
-            guardian::watch(&context.registry, &args.name, args.store.as_deref())
+            guardian::watch(&context.registry, &args.name, args.store.as_deref(), args.container)
         }
         Verb::QosWatchdog(args) => qos::watchdog::watch(&context, &args.name),
         Verb::Serve(args) => {

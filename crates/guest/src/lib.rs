@@ -5,6 +5,10 @@
 //! fixed order of calls (see [`Guest`]) and knows nothing of hypervisors.
 #![forbid(unsafe_code)]
 
+mod processes;
+
+pub use processes::{ProcessGuest, SavedProcesses};
+
 use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! A guest whose QEMU this command is connected to.
 
+use crate::container_process::require_machine;
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
@@ -32,6 +33,7 @@ impl AttachedGuest {
         reporter: &dyn Reporter,
     ) -> Result<Self, Failure> {
         let locked = host.lock_within(name, patience)?;
+        require_machine(&locked.record)?;
         locked.require_alive()?;
         locked.wait_for_memory(reporter)?;
         let LockedGuest { folder, record, lock } = locked;

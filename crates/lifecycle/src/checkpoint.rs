@@ -69,7 +69,7 @@ pub fn take_guarded(
     let mut guardian = None;
     let result = take(guest, folder, store, request, reporter, |guest| {
         let url = store.url();
-        let started = Guardian::start(root, folder.name(), Some(&url), guest.qmp(), lock)?;
+        let started = Guardian::start(root, folder.name(), Some(&url), Some(guest.qmp()), lock)?;
         let pauses = started.pauses()?;
         guardian = Some(started);
         Ok(Some(pauses))

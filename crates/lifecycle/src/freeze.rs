@@ -55,7 +55,7 @@ pub fn freeze(
         }
     };
     let url = store.as_ref().map(Store::url);
-    let guardian = Guardian::start(root, folder.name(), url.as_deref(), guest.qmp(), &lock)?;
+    let guardian = Guardian::start(root, folder.name(), url.as_deref(), Some(guest.qmp()), &lock)?;
     let pauses = guardian.pauses()?;
     // It stands still as long as this takes.
     pauses.begin(None);

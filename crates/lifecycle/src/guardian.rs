@@ -68,7 +68,7 @@ pub struct Guardian {
 
 impl Guardian {
     /// Starts one for guest `name` of this root and waits until it watches. `store` is where the
-    /// command writes.
+    /// command writes. A container has no QMP.
     ///
     /// # Errors
     /// Where it does not start; the guest was not touched.
@@ -76,14 +76,17 @@ impl Guardian {
         root: &Path,
         name: &str,
         store: Option<&str>,
-        qmp: &Qmp,
+        qmp: Option<&Qmp>,
         lock: &GuestLock,
     ) -> Result<Self, Failure> {
         let start = || -> Result<Helper, HelperError> {
             let store = store.map(|url| format!("--store={url}"));
-            let arguments = std::iter::once(name.to_owned()).chain(store);
+            let container = qmp.is_none().then(|| "--container".to_owned());
+            let arguments = std::iter::once(name.to_owned()).chain(store).chain(container);
             let mut helper = Helper::start(root, "__guardian", arguments)?;
-            helper.pass(qmp.as_fd())?;
+            if let Some(qmp) = qmp {
+                helper.pass(qmp.as_fd())?;
+            }
             helper.pass(lock.as_fd())?;
             let own =
                 ProcessHandle::open(Pid(getpid().as_raw_pid())).map_err(std::io::Error::other)?;

@@ -21,6 +21,8 @@ pub mod adopt;
 mod attached_guest;
 pub mod checkpoint;
 mod clock;
+pub mod container;
+pub mod container_process;
 mod failure;
 pub mod freeze;
 mod frozen_state;

@@ -1,5 +1,6 @@
 //! A guest that this command works on: it has the guest's lock.
 
+use crate::container_process;
 use crate::failure::{Code, Failure};
 use crate::migration::is_elsewhere;
 use crate::page_server::{ServerState, server_alive, what_brings_the_rest};
@@ -49,6 +50,11 @@ impl LockedGuest {
             self.record = recovery::migration::recover(&self.folder, self.record.clone())?;
         }
         self.require_here()?;
+        if self.record.container.is_some() {
+            container_process::end(&self.folder, &self.record)?;
+            let _ = self.folder.remove(TROUBLE);
+            return Ok(());
+        }
         for process in handover::processes(&self.folder) {
             kill(&process);
         }

@@ -8,6 +8,7 @@ pub mod background;
 mod priority;
 pub mod watchdog;
 
+use crate::container_process::require_machine;
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::process::{connect, qmp_failure};
@@ -167,6 +168,7 @@ fn find(host: &Host, name: &str, options: &QosOptions) -> Result<Subject, Failur
     }
     // A checkpoint of it, say: it has its deadlines meanwhile.
     let guest = host.lock_within(name, BETWEEN)?;
+    require_machine(&guest.record)?;
     guest.require_alive()?;
     if options.port.is_none() && !guest.folder.file(PORT_FILE).exists() {
         let what = format!("guest '{name}' has no port for heartbeats");

@@ -12,6 +12,7 @@ mod unthawed;
 
 pub use unthawed::recover_unthawed;
 
+use crate::container_process;
 use crate::failure::Failure;
 use crate::migration::is_elsewhere;
 use dewar_registry::{GuestFolder, GuestRecord};
@@ -31,6 +32,9 @@ pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord,
     let record = migration::recover(folder, record)?;
     if is_elsewhere(&record) {
         return Ok(record);
+    }
+    if container_process::recover(folder, &record)? {
+        return Ok(folder.record_if_any()?.unwrap_or(record));
     }
     STEPS.iter().try_fold(record, |record, step| step(folder, record))
 }

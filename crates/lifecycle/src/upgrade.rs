@@ -23,7 +23,7 @@ pub fn upgrade(
 ) -> Result<Moved, Failure> {
     let AttachedGuest { guest, folder, lock } = attached;
     let tracking = Tracking::load(folder, guest.record())?;
-    let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), lock)?;
+    let guardian = Guardian::start(root, folder.name(), None, Some(guest.qmp()), lock)?;
     reporter.stage("starting the new QEMU");
     if let Some(tracking) = &tracking {
         tracking.invalidate(folder)?;

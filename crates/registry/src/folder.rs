@@ -4,6 +4,7 @@ use crate::error::{RegistryError, io_error};
 use crate::frozen::{STATE_FILE, SUMS_FILE, THAWING_FILE};
 use crate::json_file;
 use crate::record::{GuestRecord, RamFile};
+use crate::registry::RAM_PREFIX;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -53,6 +54,11 @@ impl GuestFolder {
         &self.name
     }
 
+    /// A name that no other guest has, of this root or another.
+    pub fn unique_name(&self) -> &str {
+        self.ram_prefix.trim_start_matches(RAM_PREFIX).trim_end_matches('@')
+    }
+
     /// The root that the folder is under.
     pub fn root(&self) -> &Path {
         self.path.parent().and_then(Path::parent).unwrap_or(&self.path)
@@ -78,7 +84,11 @@ impl GuestFolder {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&self.ram_prefix) {
                 let path = entry.path();
-                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                let removed = match path.is_dir() {
+                    true => fs::remove_dir_all(&path),
+                    false => fs::remove_file(&path),
+                };
+                removed.map_err(io_error("remove", &path))?;
             }
         }
         Ok(())

@@ -64,13 +64,30 @@ pub struct RamFile {
     pub bytes: u64,
 }
 
-/// What is known of a guest between commands.
+/// The container that a guest is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerRecord {
+    /// The runtime's program.
+    pub runtime: PathBuf,
+    /// The runtime's `--root`, where that is not its usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<PathBuf>,
+    /// The id that the runtime knows it by.
+    pub id: String,
+    /// The folder with its `config.json`.
+    pub bundle: PathBuf,
+}
+
+/// What is known of a guest between commands. Where it is a container, what is said of a QEMU is empty.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GuestRecord {
     /// Its name.
     pub name: String,
-    /// QEMU.
+    /// QEMU, or the first process of a container.
     pub process: ProcessId,
+    /// The container that it is; without it, it is a virtual machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<ContainerRecord>,
     /// The QEMU program.
     pub program: PathBuf,
     /// The user's own arguments.
@@ -122,6 +139,7 @@ impl GuestRecord {
         Self {
             name: name.to_owned(),
             process,
+            container: None,
             program,
             arguments,
             folder,
@@ -138,5 +156,12 @@ impl GuestRecord {
             migration: None,
             not_handed_over: Vec::new(),
         }
+    }
+
+    /// A container that was not started by us, and runs.
+    pub fn new_container(name: &str, process: ProcessId, container: ContainerRecord) -> Self {
+        let (program, folder) = (container.runtime.clone(), container.bundle.clone());
+        let record = Self::new(name, process, (program, Vec::new()), folder, PathBuf::new());
+        Self { adopted: true, container: Some(container), ..record }
     }
 }

@@ -49,6 +49,26 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
     })
 }
 
+/// A checkpoint of a container that was taken, for people.
+pub fn describe_container(record: &Record, store: &str) -> String {
+    let (summary, counts) = (&record.summary, record.memory.counts);
+    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{}'", foreign(tag)));
+    format!(
+        "{}{tag} of {}: {} of memory in {}, {} stored in {store}\n\
+         paused {}; of {} pages {} stored, {} known before, {} zero",
+        record.id,
+        record.guest,
+        ByteSize(record.memory.pages * PAGE_BYTES as u64),
+        milliseconds(summary.total_ms),
+        ByteSize(summary.stored_bytes),
+        milliseconds(summary.pause_ms),
+        record.memory.pages,
+        counts.compressed + counts.raw,
+        counts.inherited + counts.shared,
+        counts.zero + counts.hole,
+    )
+}
+
 /// A checkpoint that was taken, for people.
 pub fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> String {
     let record = &taken.record;

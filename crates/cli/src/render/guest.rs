@@ -3,6 +3,7 @@
 use dewar_guest_qemu::launch::last_words;
 use dewar_guest_qemu::{Qmp, RunState};
 use dewar_kernel::free;
+use dewar_lifecycle::container_process;
 use dewar_lifecycle::page_server::{ServerState, server_alive, what_brings_the_rest};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use serde_json::{Value, json};
@@ -41,6 +42,9 @@ pub fn state(folder: &GuestFolder, record: &GuestRecord) -> String {
     }
     if record.phase == Phase::Restoring {
         return "unfinished".to_owned();
+    }
+    if let Some(state) = container_process::state(record) {
+        return state;
     }
     let state = Qmp::of(record).and_then(|mut qmp| RunState::of(&mut qmp));
     state.map_or_else(|_| "silent".to_owned(), |state| state.to_string())

@@ -1,18 +1,22 @@
 use crate::args::{CheckpointArgs, DedupChoice};
 use crate::context::Context;
 use crate::progress::Progress;
-use crate::render::checkpoint::{describe, to_json};
+use crate::render::checkpoint::{describe, describe_container, to_json};
 use dewar_checkpoint::DirtyStoreOptions;
 use dewar_guest::Health;
 use dewar_guest_qemu::QemuGuest;
 use dewar_image::{Dedup, DirtyStore, Location, Store};
 use dewar_lifecycle::checkpoint::{CheckpointRequest, take_guarded};
+use dewar_lifecycle::container::{self, ContainerCheckpoint};
 use dewar_lifecycle::{AttachedGuest, Code, Failure};
 use dewar_units::PAGE_BYTES;
 use std::time::Duration;
 
 pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking at the guest");
+    if context.registry.guest(&args.name)?.record()?.container.is_some() {
+        return of_container(context, args, progress);
+    }
     let mut attached = AttachedGuest::lock(context, &args.name, Duration::ZERO, &progress)?;
     exclude(&mut attached.guest, &args)?;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
@@ -54,6 +58,39 @@ pub fn run(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
             .state(health.to_string())
             .already_printed());
     }
+    Ok(())
+}
+
+/// The same of a container.
+fn of_container(
+    context: &Context,
+    args: CheckpointArgs,
+    progress: Progress,
+) -> Result<(), Failure> {
+    let untouched = |failure: Failure| failure.state("the container was not touched");
+    let for_machines =
+        [(args.dirty_store.is_some(), "--dirty-store"), (!args.exclude.is_empty(), "--exclude")];
+    if let Some((_, option)) = for_machines.iter().find(|(is_given, _)| *is_given) {
+        let what = format!("'{}' is a container, and {option} is for virtual machines", args.name);
+        return Err(untouched(Failure::new(Code::Usage, what)));
+    }
+    let guest = context.lock(&args.name)?;
+    guest.require_alive()?;
+    let location = context.store_location(args.store.store.as_deref())?;
+    let store = Store::open_or_create(&location).map_err(|error| untouched(error.into()))?;
+    let request = ContainerCheckpoint {
+        full: args.full,
+        compression: args.codec.into(),
+        dedup: match args.dedup {
+            DedupChoice::Store => Dedup::Store,
+            // Pages move about: an earlier checkpoint's are found by their hashes.
+            DedupChoice::Image | DedupChoice::Off => Dedup::Known,
+        },
+        tag: args.tag,
+    };
+    let record = container::take(context.registry.root(), &guest, &store, request, &progress)?;
+    drop(progress);
+    context.print(to_json(&record, &store), &describe_container(&record, &store.url()));
     Ok(())
 }
 

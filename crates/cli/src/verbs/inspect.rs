@@ -21,7 +21,9 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
     let found = record
         .process
         .is_alive()
-        .then(|| connect(&record).map(|mut qmp| discover(&mut qmp, &record)));
+        .then_some(())
+        .filter(|()| record.container.is_none())
+        .map(|()| connect(&record).map(|mut qmp| discover(&mut qmp, &record)));
     drop(held);
     let state = state(&folder, &record);
     let mut rows: Vec<Vec<String>> = Vec::new();
@@ -29,10 +31,19 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
     row("name", record.name.clone());
     row("state", state.clone());
     row("process", record.process.pid.to_string());
-    row("program", record.program.display().to_string());
-    row("command line", record.arguments.join(" "));
-    row("folder", record.folder.display().to_string());
-    row("QMP socket", record.qmp.display().to_string());
+    match &record.container {
+        Some(container) => {
+            row("container", container.id.clone());
+            row("runtime", container.runtime.display().to_string());
+            row("bundle", container.bundle.display().to_string());
+        }
+        None => {
+            row("program", record.program.display().to_string());
+            row("command line", record.arguments.join(" "));
+            row("folder", record.folder.display().to_string());
+            row("QMP socket", record.qmp.display().to_string());
+        }
+    }
     for file in &record.ram {
         row("RAM", format!("{} {} {}", file.id, ByteSize(file.bytes), file.path.display()));
     }

@@ -6,10 +6,13 @@ use crate::output::milliseconds;
 use crate::progress::Progress;
 use crate::render::back::{all_forwarded, clock_json, clock_line, listed};
 use crate::verbs::doctor::require_tracking;
+use dewar_guest_oci::is_container;
 use dewar_guest_qemu::start_from_state::excluded_disks;
+use dewar_image::{ImageId, Store};
+use dewar_lifecycle::container::{self, ContainerRestore};
 use dewar_lifecycle::restore::{RestoreOptions, Restored, restore, resume_service};
 use dewar_lifecycle::text::foreign;
-use dewar_lifecycle::{Failure, NextGuest};
+use dewar_lifecycle::{Code, Failure, NextGuest};
 use serde_json::json;
 use std::time::Instant;
 
@@ -53,11 +56,53 @@ pub fn restore_from(
     let progress = Progress::new("reading the checkpoint");
     let store = context.open_store(store)?;
     let id = store.find(reference)?;
+    if is_container(&store.record(&id)?.machine) {
+        return a_container(context, &store, &id, options, &progress, began);
+    }
     restore(context, &store, &id, options, &progress, |restored| {
         progress.clear();
         let took = restored.back_at.duration_since(began);
         report(context, options, restored, took.as_secs_f64() * 1e3)
     })
+}
+
+/// Brings a container back.
+fn a_container(
+    context: &Context,
+    store: &Store,
+    id: &ImageId,
+    options: &RestoreOptions,
+    progress: &Progress,
+    began: Instant,
+) -> Result<(), Failure> {
+    let for_machines = [
+        (options.new_identity, "--new-identity"),
+        (options.paused, "--paused"),
+        (options.ram_dir.is_some(), "--ram-dir"),
+    ];
+    if let Some((_, option)) = for_machines.iter().find(|(is_given, _)| *is_given) {
+        let what =
+            format!("checkpoint {id} is of a container, and {option} is for virtual machines");
+        return Err(Failure::new(Code::Usage, what).state("nothing was done"));
+    }
+    let wanted = ContainerRestore { name: options.name.clone(), replace: options.replace };
+    let record = container::restore(context, store, id, &wanted, progress)?;
+    progress.clear();
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let container = record.container.as_ref().map_or("", |it| it.id.as_str());
+    context.print(
+        json!({
+            "name": record.name, "checkpoint": id, "pid": record.process.pid, "lazy": false,
+            "container": container, "total_ms": ms,
+        }),
+        &format!(
+            "{} runs as container {container}, process {}, from checkpoint {id}, after {}",
+            record.name,
+            record.process.pid,
+            milliseconds(ms),
+        ),
+    );
+    Ok(())
 }
 
 fn report(

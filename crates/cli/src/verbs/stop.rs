@@ -1,5 +1,6 @@
 use crate::args::StopArgs;
 use crate::context::Context;
+use dewar_lifecycle::container_process::ask_to_end;
 use dewar_lifecycle::power::power_down;
 use dewar_lifecycle::{Failure, LockedGuest, loss, would_lose};
 use dewar_registry::Phase;
@@ -17,7 +18,10 @@ pub fn run(context: &Context, args: StopArgs) -> Result<(), Failure> {
         false
     } else {
         guest.require_alive()?;
-        power_down(&guest.record, args.timeout)?
+        match guest.record.container {
+            Some(_) => ask_to_end(&guest.record, args.timeout)?,
+            None => power_down(&guest.record, args.timeout)?,
+        }
     };
     if args.now && !guest.record.process.is_alive() {
         // What a dead command left may be all that there is of it.

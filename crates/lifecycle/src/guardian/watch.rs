@@ -2,6 +2,7 @@
 
 use super::throttle::{Share, Throttle};
 use super::words::{ALL_WELL, PAUSE, RESUMED, THROTTLE, test_limit};
+use crate::container_process;
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
 use crate::recovery::migration::recover_source;
@@ -114,6 +115,10 @@ fn roll_back(
     folder: &GuestFolder,
     record: &GuestRecord,
 ) -> Result<(), Failure> {
+    if record.container.is_some() {
+        container_process::put_back(folder, record);
+        return Ok(());
+    }
     if record.phase != Phase::Leaving {
         return Ok(recover(connect, folder, record)?);
     }
@@ -131,10 +136,18 @@ fn roll_back(
 ///
 /// # Errors
 /// Where the command cannot be reached, or the guest not be brought back.
-pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(), Failure> {
+pub fn watch(
+    registry: &Registry,
+    name: &str,
+    store: Option<&str>,
+    is_container: bool,
+) -> Result<(), Failure> {
     let broken = |error: std::io::Error| Failure::new(Code::Failed, format!("guardian: {error}"));
     let mut parent = Parent::of_this_process().map_err(broken)?;
-    let qmp = parent.receive_fd().map_err(broken)?;
+    let mut inherited = match is_container {
+        true => None,
+        false => Some(parent.receive_fd().map_err(broken)?),
+    };
     let lock = GuestLock::inherit(parent.receive_fd().map_err(broken)?);
     let command = ProcessHandle::from_pidfd(parent.receive_fd().map_err(broken)?);
     // Without it a guardian that is stopped waits until it is let go on.
@@ -151,7 +164,6 @@ pub fn watch(registry: &Registry, name: &str, store: Option<&str>) -> Result<(),
     }
     let folder = registry.guest(name)?;
     let record = folder.record()?;
-    let mut inherited = Some(qmp);
     let mut result: Result<(), Failure> = Ok(());
     for _ in 0..TRIES {
         let connect = || match inherited.take() {

@@ -89,7 +89,7 @@ pub fn migrate(
     let Accepted { process: _process, control, links, disks, tunnel, checked } =
         accepted.map_err(untouched)?;
     let (session, reached) = (control.session(), began.elapsed());
-    let guardian = Guardian::start(root, folder.name(), None, guest.qmp(), &lock)?;
+    let guardian = Guardian::start(root, folder.name(), None, Some(guest.qmp()), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");

@@ -1,0 +1,159 @@
+//! A checkpoint of a guest that is made of processes.
+//!
+//! ```text
+//!  stopped  1. stop     the guest is frozen, saved, and its memory copied
+//!  running  2. behind   encode the copy, write the record
+//! ```
+//!
+//! There is a copy of the whole memory, so nothing has to be tracked. Pages move from one place to another in the
+//! copy as processes map and unmap memory: what an earlier checkpoint has is found by content
+//! ([`dewar_image::Dedup::Known`]), wherever it is.
+
+use crate::CheckpointError;
+use crate::observe::{Observer, Step, Timeline};
+use dewar_capture::{CaptureStep, PIECE, Pieces, Workers};
+use dewar_codec::Compression;
+use dewar_guest::{GuestError, Health, ProcessGuest, SavedProcesses};
+use dewar_image::{
+    CaptureCounts, Dedup, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
+    RegionRecord, Store, Summary,
+};
+use dewar_kernel::OwnSession;
+use dewar_memory::Ram;
+use dewar_units::{PAGE_BYTES, PageRange, PageSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How to take a checkpoint of processes.
+#[derive(Debug)]
+pub struct ProcessCheckpoint<'s> {
+    /// The guest's newest checkpoint, in whose pages others are looked for.
+    pub base: Option<&'s ImageReader>,
+    /// For pages that are worth compressing.
+    pub compression: Compression,
+    /// The codec's level.
+    pub level: i32,
+    /// Where the content of pages is looked for before they are stored.
+    pub dedup: Dedup,
+    /// The session of this process, where it may be made to weigh little.
+    pub session: Option<OwnSession>,
+    /// A name for the image.
+    pub tag: Option<String>,
+    /// What the guest is; kept for the restore.
+    pub machine: serde_json::Value,
+}
+
+/// Takes a checkpoint of a guest that is made of processes into `store`.
+///
+/// # Errors
+/// Where anything fails; the guest runs and the image does not exist.
+pub fn checkpoint_processes<'s>(
+    guest: &mut dyn ProcessGuest,
+    store: &'s Store,
+    options: ProcessCheckpoint<'s>,
+    observer: &dyn Observer,
+) -> Result<Record, CheckpointError> {
+    let began = Instant::now();
+    let observer = &Timeline::new(observer, began);
+    let taken = capture(guest, observer);
+    let (saved, pause) = taken.map_err(|error| {
+        guest.rollback();
+        observer.step(Step::Capture(CaptureStep::PutBack));
+        match guest.health() {
+            Health::Gone => GuestError::Ended {
+                guest: guest.name().to_owned(),
+                operation: "it was captured".to_owned(),
+            },
+            _ => error,
+        }
+    })?;
+    let pages = saved.memory.pages();
+    let ProcessCheckpoint { compression, level, dedup, .. } = options;
+    let image = ImageOptions { pages, compression, level, dedup };
+    let writer = store.begin(image, options.base)?;
+    // Nothing is where the parent has it unless it is found there.
+    writer.expect(&PageSet::full(pages));
+    observer.step(Step::Begun);
+    let holes = encode(&saved.memory, &writer, &Workers::new(options.session), observer)?;
+    let (root, counts) = writer.finish_memory(holes)?;
+    let state = writer.put_blob(&saved.state)?;
+    let hot_pages = writer.put_blob(&[])?;
+    writer.sync()?;
+    observer.step(Step::Synced);
+    let regions = saved.memory.regions().iter();
+    let regions =
+        regions.map(|it| RegionRecord { name: it.name.clone(), pages: it.pages.count() }).collect();
+    let summary = Summary {
+        stored_bytes: writer.stored_bytes(),
+        duplicate_pages: writer.duplicate_pages(),
+        pause_ms: pause.as_secs_f64() * 1e3,
+        total_ms: began.elapsed().as_secs_f64() * 1e3,
+        captured: CaptureCounts { stopped: pages, ..CaptureCounts::default() },
+        stages: observer.stages(),
+        ..Summary::default()
+    };
+    let memory = MemoryRecord { pages, root, regions, counts };
+    let record = Record {
+        tag: options.tag,
+        created_ms: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64),
+        machine: options.machine,
+        summary,
+        ..Record::new(guest.name(), memory, state, hot_pages)
+    };
+    let record = writer.commit(record, Vec::new())?;
+    observer.step(Step::Committed);
+    Ok(record)
+}
+
+/// Stops the guest and lets it run; returns what it was in between, and how long it stood still.
+fn capture(
+    guest: &mut dyn ProcessGuest,
+    observer: &dyn Observer,
+) -> Result<(SavedProcesses, Duration), GuestError> {
+    let reached = |step| observer.step(Step::Capture(step));
+    reached(CaptureStep::Stopping);
+    let stopped = Instant::now();
+    guest.stop()?;
+    reached(CaptureStep::Captured);
+    guest.resume()?;
+    let pause = stopped.elapsed();
+    reached(CaptureStep::Resumed);
+    Ok((guest.saved()?, pause))
+}
+
+/// Encodes all pages on idle workers. Returns how many of them have nothing behind them.
+fn encode(
+    memory: &Ram,
+    writer: &ImageWriter<'_>,
+    workers: &Workers,
+    observer: &dyn Observer,
+) -> Result<u64, CheckpointError> {
+    let all = PageRange::new(0, memory.pages());
+    let pieces = Pieces::new(all, PIECE);
+    let (done, encoded) = (AtomicU64::new(0), AtomicU64::new(0));
+    workers.run_idle(|| {
+        let work = || -> Result<(), CheckpointError> {
+            let mut sink = writer.sink()?;
+            let mut bytes = vec![0; PAGE_BYTES];
+            while let Some(piece) = pieces.take() {
+                let data = memory.data_ranges(piece)?;
+                for page in data.iter().flat_map(PageRange::pages) {
+                    memory.copy_page(page, &mut bytes);
+                    sink.put(page, &bytes)?;
+                }
+                encoded.fetch_add(data.iter().map(PageRange::count).sum(), Ordering::Relaxed);
+                // What was put is not open any more.
+                sink.flush()?;
+                writer.put_holes(piece);
+                let before = done.fetch_add(piece.count(), Ordering::Relaxed);
+                observer.progress(before + piece.count(), all.count());
+            }
+            sink.finish()?;
+            Ok(())
+        };
+        work().inspect_err(|_| pieces.stop())
+    })?;
+    Ok(all.count() - encoded.into_inner())
+}

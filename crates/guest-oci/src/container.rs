@@ -1,0 +1,168 @@
+//! A container that a runtime knows.
+
+use crate::error::OciError;
+use crate::processes::Processes;
+use crate::runtime::{ContainerState, Runtime, Status, find_program};
+use dewar_registry::{ContainerRecord, ProcessId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Tells the description of a container from that of a QEMU.
+const KIND: &str = "container";
+
+/// A container, by the runtime that runs it.
+#[derive(Debug, Clone)]
+pub struct Container {
+    /// The runtime.
+    pub runtime: Runtime,
+    /// The id that the runtime knows it by.
+    pub id: String,
+    /// The folder with its `config.json`.
+    pub bundle: PathBuf,
+}
+
+/// What a checkpoint says of its container.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Description {
+    kind: String,
+    /// The runtime.
+    pub runtime: Runtime,
+    /// The id that the runtime knew it by.
+    pub id: String,
+    /// The folder with its `config.json`.
+    pub bundle: PathBuf,
+    /// That file's content.
+    pub config: Value,
+}
+
+/// Whether a checkpoint's description is that of a container.
+pub fn is_container(machine: &Value) -> bool {
+    machine["kind"] == KIND
+}
+
+impl Description {
+    /// Reads it from a checkpoint.
+    ///
+    /// # Errors
+    /// Where it is none.
+    pub fn parse(machine: Value) -> Result<Self, serde_json::Error> {
+        serde_json::from_value(machine)
+    }
+
+    /// As a checkpoint holds it.
+    pub fn to_json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// The container.
+    pub fn container(&self) -> Container {
+        Container {
+            runtime: self.runtime.clone(),
+            id: self.id.clone(),
+            bundle: self.bundle.clone(),
+        }
+    }
+}
+
+impl Container {
+    /// The container that a guest's record names.
+    pub fn of(record: &ContainerRecord) -> Self {
+        let runtime = Runtime { program: record.runtime.clone(), root: record.root.clone() };
+        Self { runtime, id: record.id.clone(), bundle: record.bundle.clone() }
+    }
+
+    /// For a guest's record.
+    pub fn record(&self) -> ContainerRecord {
+        ContainerRecord {
+            runtime: self.runtime.program.clone(),
+            root: self.runtime.root.clone(),
+            id: self.id.clone(),
+            bundle: self.bundle.clone(),
+        }
+    }
+
+    /// Looks for a running container. A runtime that is named without its folder is looked for.
+    ///
+    /// # Errors
+    /// Where the runtime knows none with that id, or it does not run.
+    pub fn find(runtime: &Runtime, id: &str) -> Result<(Self, ProcessId), OciError> {
+        let program = find_program(&runtime.program).ok_or_else(|| OciError::NoRuntime {
+            program: runtime.program.clone(),
+            cause: std::io::ErrorKind::NotFound.into(),
+        })?;
+        let root = runtime.root.as_ref().map(|it| std::path::absolute(it).unwrap_or(it.clone()));
+        let runtime = Runtime { program, root };
+        let state = runtime.state(id)?;
+        let process = running(&state)?;
+        Ok((Self { runtime, id: state.id, bundle: state.bundle }, process))
+    }
+
+    /// Its first process.
+    ///
+    /// # Errors
+    /// Where it does not run.
+    pub fn process(&self) -> Result<ProcessId, OciError> {
+        running(&self.runtime.state(&self.id)?)
+    }
+
+    /// Bytes of memory that its processes have for themselves: what a dump of it takes, about.
+    ///
+    /// # Errors
+    /// Where it does not run.
+    pub fn memory_bytes(&self) -> Result<u64, OciError> {
+        Ok(Processes::of(self.process()?.pid)?.anonymous_bytes())
+    }
+
+    /// Its configuration.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn config(&self) -> Result<Value, OciError> {
+        let path = self.config_file();
+        let text = fs::read(&path).map_err(OciError::io("read", &path))?;
+        serde_json::from_slice(&text).map_err(|error| OciError::Io {
+            operation: "read",
+            path,
+            cause: error.into(),
+        })
+    }
+
+    /// Where that is.
+    pub fn config_file(&self) -> PathBuf {
+        self.bundle.join("config.json")
+    }
+
+    /// Its root file system, by its configuration.
+    pub fn rootfs(&self, config: &Value) -> PathBuf {
+        self.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"))
+    }
+
+    /// What a checkpoint says of it.
+    ///
+    /// # Errors
+    /// Where its configuration cannot be read.
+    pub fn describe(&self) -> Result<Description, OciError> {
+        Ok(Description {
+            kind: KIND.to_owned(),
+            runtime: self.runtime.clone(),
+            id: self.id.clone(),
+            bundle: self.bundle.clone(),
+            config: self.config()?,
+        })
+    }
+
+    /// A folder's path in an argument list.
+    pub(crate) fn option(name: &str, value: &Path) -> [std::ffi::OsString; 2] {
+        [name.into(), value.into()]
+    }
+}
+
+fn running(state: &ContainerState) -> Result<ProcessId, OciError> {
+    let not_running = |status: String| OciError::NotRunning { id: state.id.clone(), status };
+    if state.status != Status::Running {
+        return Err(not_running(state.status.to_string()));
+    }
+    ProcessId::of(state.pid).ok_or_else(|| not_running("ending".to_owned()))
+}

@@ -1,0 +1,279 @@
+//! A container that stands still while it is saved.
+
+use crate::container::Container;
+use crate::criu_log;
+use crate::error::OciError;
+use crate::pages::{self, PagesFile};
+use crate::processes::Processes;
+use crate::runtime::last_line;
+use crate::strays::Strays;
+use dewar_registry::ProcessId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::{self, File};
+use std::io::Read;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long CRIU may take to freeze a container and to write all but its pages.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How long it may take to let it run.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
+/// CRIU's own settings, in the folder of a dump.
+const SETTINGS: &str = "criu.conf";
+
+/// What a dump is to be like.
+#[derive(Debug, Clone)]
+pub struct DumpOptions {
+    /// An empty folder for the images: in memory, as large as that of the processes.
+    pub folder: PathBuf,
+    /// Whose processes these are, to those who find them later.
+    pub strays: Strays,
+}
+
+/// A container on its way into a folder of images.
+///
+/// While it lives the container stands still. Dropped, it lets the container run.
+#[derive(Debug)]
+pub struct Dump {
+    container: Container,
+    process: ProcessId,
+    folder: PathBuf,
+    strays: Strays,
+    /// The processes, and who held each of them from the start.
+    held: Option<(Processes, Vec<i32>)>,
+    runtime: Option<Child>,
+    /// The connection that the container's end waits for, where its pages are left to us.
+    hold: Option<TcpStream>,
+}
+
+impl Dump {
+    /// Freezes a container and saves all but the pages of its memory.
+    ///
+    /// # Errors
+    /// Where it cannot be saved; it runs on.
+    pub fn begin(container: &Container, options: DumpOptions) -> Result<Self, OciError> {
+        let DumpOptions { folder, strays } = options;
+        let process = container.process()?;
+        for inside in [images(&folder), work(&folder)] {
+            fs::create_dir_all(&inside).map_err(OciError::io("create", &inside))?;
+        }
+        let mut dump = Self {
+            container: container.clone(),
+            process,
+            folder,
+            strays,
+            held: None,
+            runtime: None,
+            hold: None,
+        };
+        match dump.container.runtime.has_lazy_pages() {
+            true => dump.begin_lazily()?,
+            false => dump.run_whole()?,
+        }
+        Ok(dump)
+    }
+
+    fn begin_lazily(&mut self) -> Result<(), OciError> {
+        let port = free_port()?;
+        let mut command = self.checkpoint(&format!("address {}\n", Ipv4Addr::LOCALHOST))?;
+        command.args(["--lazy-pages", "--page-server", &format!("{}:{port}", Ipv4Addr::LOCALHOST)]);
+        // runc writes a byte there when it is ready; its standard output is a pipe of ours.
+        command.args(["--status-fd", "1", "--"]).arg(&self.container.id).stdout(Stdio::piped());
+        let mut child = self.spawn(command)?;
+        let status = child.stdout.take().map(OwnedFd::from);
+        self.runtime = Some(child);
+        if !is_ready(status)? {
+            return Err(self.what_criu_said("saving"));
+        }
+        let hold =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|cause| OciError::Criu {
+                id: self.container.id.clone(),
+                cause: format!("its page server does not answer: {cause}"),
+                advice: None,
+            })?;
+        self.hold = Some(hold);
+        let processes = Processes::of(self.process.pid)?;
+        let tracers = processes.tracers();
+        self.held = Some((processes, tracers));
+        self.require_still()
+    }
+
+    /// The whole dump, pages and all; the container runs when it is done.
+    fn run_whole(&mut self) -> Result<(), OciError> {
+        let mut command = self.checkpoint("")?;
+        command.arg("--").arg(&self.container.id).stdout(Stdio::null());
+        self.runtime = Some(self.spawn(command)?);
+        self.wait_for_runtime(READY_WITHIN)?;
+        Ok(())
+    }
+
+    /// Copies the pages of the memory into the images. From then on nothing is missing of them.
+    ///
+    /// # Errors
+    /// Where there is no room, or the container ran meanwhile: the images are of no use then.
+    pub fn copy_pages(&mut self) -> Result<(), OciError> {
+        if let Some((processes, _)) = &self.held {
+            pages::complete(&images(&self.folder), processes)?;
+            self.require_still()?;
+        }
+        Ok(())
+    }
+
+    /// That every process was held by CRIU, the same, ever since the images were written: it holds each
+    /// only once.
+    fn require_still(&self) -> Result<(), OciError> {
+        let Some((processes, tracers)) = &self.held else { return Ok(()) };
+        let are_held = !tracers.is_empty() && !tracers.contains(&0);
+        match are_held && processes.tracers() == *tracers {
+            true => Ok(()),
+            false => Err(OciError::RanOn { id: self.container.id.clone() }),
+        }
+    }
+
+    /// Lets the container run.
+    ///
+    /// # Errors
+    /// Where CRIU does not end; it is killed then, and the container runs on all the same.
+    pub fn end(&mut self) -> Result<(), OciError> {
+        if let Some(hold) = self.hold.take() {
+            // Its page server ends when nobody wants pages any more.
+            let _ = hold.shutdown(Shutdown::Both);
+        }
+        if self.runtime.is_some() {
+            self.wait_for_runtime(ENDS_WITHIN)?;
+        }
+        Ok(())
+    }
+
+    /// The files of pages, when all are copied.
+    ///
+    /// # Errors
+    /// Where they are not.
+    pub fn pages(&self) -> Result<Vec<PagesFile>, OciError> {
+        pages::files(&images(&self.folder))
+    }
+
+    /// The folder of the images.
+    pub fn images(&self) -> PathBuf {
+        images(&self.folder)
+    }
+
+    fn checkpoint(&self, settings: &str) -> Result<Command, OciError> {
+        let path = self.folder.join(SETTINGS);
+        fs::write(&path, settings).map_err(OciError::io("write", &path))?;
+        let mut command = self.container.runtime.command("checkpoint");
+        command
+            .args(Container::option("--image-path", &images(&self.folder)))
+            .args(Container::option("--work-path", &work(&self.folder)))
+            .args(["--leave-running", "--tcp-established", "--file-locks", "--ext-unix-sk"])
+            .env("CRIU_CONFIG_FILE", &path);
+        Ok(command)
+    }
+
+    fn spawn(&self, mut command: Command) -> Result<Child, OciError> {
+        let log = runtime_log(&self.folder);
+        let said = File::create(&log).map_err(OciError::io("create", &log))?;
+        self.strays.mark(&mut command);
+        command.stderr(said).spawn().map_err(|cause| OciError::NoRuntime {
+            program: self.container.runtime.program.clone(),
+            cause,
+        })
+    }
+
+    /// Waits for the runtime, and kills what does not end.
+    fn wait_for_runtime(&mut self, patience: Duration) -> Result<(), OciError> {
+        let Some(mut child) = self.runtime.take() else { return Ok(()) };
+        let deadline = Instant::now() + patience;
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                ended => {
+                    if !matches!(ended, Ok(Some(_))) {
+                        self.strays.end(Some(self.process));
+                        let _ = child.wait();
+                    }
+                    return Err(self.what_criu_said("saving"));
+                }
+            }
+        }
+    }
+
+    /// Why the dump failed, in words that name what it failed at.
+    fn what_criu_said(&mut self, operation: &'static str) -> OciError {
+        self.strays.end(Some(self.process));
+        if let Some(mut child) = self.runtime.take() {
+            let _ = child.wait();
+        }
+        failure(&self.container, &self.folder, "dump.log", operation)
+    }
+}
+
+impl Drop for Dump {
+    fn drop(&mut self) {
+        if self.runtime.is_some() {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Why CRIU, or the runtime before it, failed.
+pub(crate) fn failure(
+    container: &Container,
+    folder: &Path,
+    log: &str,
+    operation: &'static str,
+) -> OciError {
+    let id = container.id.clone();
+    let log = fs::read(work(folder).join(log)).unwrap_or_default();
+    if let Some((cause, advice)) = criu_log::reason(&String::from_utf8_lossy(&log)) {
+        return OciError::Criu { id, cause, advice };
+    }
+    let said = fs::read(runtime_log(folder)).unwrap_or_default();
+    OciError::Runtime { operation, id, cause: last_line(&String::from_utf8_lossy(&said)) }
+}
+
+/// The images in the folder of a dump.
+pub(crate) fn images(folder: &Path) -> PathBuf {
+    folder.join("images")
+}
+
+/// CRIU's logs there.
+pub(crate) fn work(folder: &Path) -> PathBuf {
+    folder.join("work")
+}
+
+/// What the runtime says.
+pub(crate) fn runtime_log(folder: &Path) -> PathBuf {
+    folder.join("runtime.log")
+}
+
+/// Where CRIU finds settings of ours.
+pub(crate) fn settings(folder: &Path) -> PathBuf {
+    folder.join(SETTINGS)
+}
+
+/// A port that nobody listens on now. Should somebody take it before CRIU does, CRIU fails.
+fn free_port() -> Result<u16, OciError> {
+    let port = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
+    port().map_err(OciError::io("listen on", Path::new("127.0.0.1")))
+}
+
+/// Waits for the byte that says that all but the pages is saved. Without it the runtime has ended.
+fn is_ready(status: Option<OwnedFd>) -> Result<bool, OciError> {
+    let Some(status) = status else { return Ok(false) };
+    let timeout = Timespec { tv_sec: READY_WITHIN.as_secs() as i64, tv_nsec: 0 };
+    let mut polled = [PollFd::new(&status, PollFlags::IN)];
+    let count = poll(&mut polled, Some(&timeout));
+    let failed = OciError::io("wait for", Path::new("the runtime"));
+    if count.map_err(|errno| failed(errno.into()))? == 0 {
+        return Ok(false);
+    }
+    let mut byte = [0];
+    Ok(File::from(status).read(&mut byte).is_ok_and(|count| count == 1))
+}

@@ -1,0 +1,42 @@
+//! Containers as guests: stock runc or crun, saved and restored by stock CRIU.
+//!
+//! The runtime's own `checkpoint` and `restore` are used: they know what a container is made of. CRIU writes what
+//! the processes are into image files; the pages of their memory Dewar reads itself:
+//!
+//! ```text
+//!  runtime, CRIU                              Dewar
+//!  freezes the container
+//!  writes its images, but not the pages
+//!  waits at a "lazy pages" port  ---------->  connects: nobody else can end it now      Dump::begin
+//!                                             reads the pages from /proc/PID/mem        Dump::copy_pages
+//!                                             looks that it stood still all the while
+//!  lets the container run  <----------------  closes the connection                     Dump::end
+//! ```
+//!
+//! With a runtime that has no lazy pages (crun) CRIU writes the pages itself. Either way there is a folder of
+//! CRIU's images then in which nothing is missing, and any runtime restores from it ([`restore`]).
+//!
+//! If CRIU is killed the container runs on: the kernel lets go what it traced, and the code that it put into the
+//! processes goes back by itself. What stays is the lock of the container's network; [`strays`] takes it away.
+#![forbid(unsafe_code)]
+
+mod container;
+mod criu_images;
+mod criu_log;
+mod dump;
+mod error;
+mod pages;
+mod preconditions;
+mod processes;
+mod restore;
+mod runtime;
+mod strays;
+
+pub use container::{Container, Description, is_container};
+pub use dump::{Dump, DumpOptions};
+pub use error::OciError;
+pub use pages::PagesFile;
+pub use preconditions::Preconditions;
+pub use restore::{RestoreOptions, restore};
+pub use runtime::{ContainerState, Runtime, Status};
+pub use strays::{Strays, end_strays};

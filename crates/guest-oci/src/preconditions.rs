@@ -1,0 +1,126 @@
+//! What CRIU cannot take is found before anything is frozen.
+
+use crate::container::Container;
+use crate::error::OciError;
+use crate::processes::Processes;
+use crate::runtime::find_program;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// The oldest CRIU that knows kernels of today.
+const OLDEST_CRIU: u32 = 4;
+
+/// What a container, and the host, must not lack.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Preconditions {
+    /// What is missing, and what to do about each.
+    pub missing: Vec<String>,
+}
+
+impl Preconditions {
+    /// Looks at a container.
+    ///
+    /// # Errors
+    /// Where it cannot be looked at.
+    pub fn of(container: &Container) -> Result<Self, OciError> {
+        let process = container.process()?;
+        let config = container.config()?;
+        let processes = Processes::of(process.pid)?;
+        let mut missing = Self::of_host().missing;
+        missing.extend(terminal(&config));
+        missing.extend(processes.pids().flat_map(|pid| files(pid, process.pid)));
+        missing.sort();
+        missing.dedup();
+        Ok(Self { missing })
+    }
+
+    /// What the host lacks for any container.
+    pub fn of_host() -> Self {
+        let mut missing = Vec::new();
+        match criu_version() {
+            None => missing.push("criu is not installed: install it, version 4 or later".to_owned()),
+            Some((major, text)) if major < OLDEST_CRIU => missing.push(format!(
+                "CRIU {text} is too old for kernels of today: install version {OLDEST_CRIU} or later"
+            )),
+            Some(_) => {}
+        }
+        if find_program(Path::new("iptables-restore")).is_none() {
+            missing.push("iptables is not installed: CRIU locks networks with it".to_owned());
+        }
+        if !rustix::process::geteuid().is_root() {
+            missing.push("only root may save and restore containers".to_owned());
+        }
+        Self { missing }
+    }
+
+    /// That nothing is missing.
+    ///
+    /// # Errors
+    /// [`OciError::Unsupported`] where something is.
+    pub fn require(self, container: &Container) -> Result<(), OciError> {
+        if self.missing.is_empty() {
+            return Ok(());
+        }
+        Err(OciError::Unsupported { id: container.id.clone(), reasons: self.missing })
+    }
+}
+
+/// CRIU's version: its first number, and all of it.
+pub(crate) fn criu_version() -> Option<(u32, String)> {
+    let program = find_program(Path::new("criu"))?;
+    let output = Command::new(program).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.lines().find_map(|line| line.strip_prefix("Version:"))?.trim().to_owned();
+    Some((version.split('.').next()?.parse().ok()?, version))
+}
+
+fn terminal(config: &Value) -> Option<String> {
+    let has_one = config["process"]["terminal"] == Value::Bool(true);
+    has_one.then(|| {
+        "it has a terminal, whose other end lies outside it: start it without (\"terminal\": false)".to_owned()
+    })
+}
+
+/// The files that a process has open and that cannot be saved.
+fn files(pid: i32, first: i32) -> Vec<String> {
+    let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let program = program.trim_end();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mounts = mounts_of(first);
+    let mut found = Vec::new();
+    for entry in open {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let number = entry.file_name().to_string_lossy().into_owned();
+        let target = target.to_string_lossy().into_owned();
+        let why = match target.as_str() {
+            "anon_inode:[io_uring]" => "io_uring: switch it off in the program",
+            "anon_inode:[userfaultfd]" => "a userfaultfd",
+            "anon_inode:bpf-map" | "anon_inode:bpf-prog" | "anon_inode:bpf-link" => "BPF",
+            path if path.starts_with('/') && is_outside(pid, &number, &mounts) => {
+                "a file outside its own mounts: start it with standard output and standard error \
+                 at /dev/null, a pipe or a file inside"
+            }
+            _ => continue,
+        };
+        found.push(format!("{program} has open {target}, {why}"));
+    }
+    found
+}
+
+/// The numbers of the mounts that a process sees (proc_pid_mountinfo(5)).
+fn mounts_of(pid: i32) -> Vec<String> {
+    let text = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// Whether an open file lies on a mount that the container does not see. /dev/null of the host CRIU finds by itself.
+fn is_outside(pid: i32, number: &str, mounts: &[String]) -> bool {
+    let path = format!("/proc/{pid}/fd/{number}");
+    let is_regular = fs::metadata(&path).is_ok_and(|data| data.is_file() || data.is_dir());
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+    is_regular && mount.is_some_and(|mount| !mounts.iter().any(|it| it == mount))
+}

@@ -1,0 +1,56 @@
+//! A container comes back from a folder of CRIU's images.
+
+use crate::container::Container;
+use crate::dump::{failure, images, runtime_log, settings, work};
+use crate::error::OciError;
+use dewar_registry::ProcessId;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+/// How a container shall come back.
+#[derive(Debug, Clone)]
+pub struct RestoreOptions {
+    /// The folder, with `images` in it.
+    pub folder: PathBuf,
+    /// Whether the TCP connections go on. Those of a container that was saved some time ago are dead at
+    /// the other end: they come back closed.
+    pub connections: bool,
+}
+
+/// Restores a container, which the runtime must not know. Returns its first process.
+///
+/// # Errors
+/// Where it does not come back; there is no container then.
+pub fn restore(container: &Container, options: &RestoreOptions) -> Result<ProcessId, OciError> {
+    let RestoreOptions { folder, connections } = options;
+    let path = settings(folder);
+    let text = if *connections { "" } else { "tcp-close\n" };
+    fs::write(&path, text).map_err(OciError::io("write", &path))?;
+    let work = work(folder);
+    fs::create_dir_all(&work).map_err(OciError::io("create", &work))?;
+    let log = runtime_log(folder);
+    let said = File::create(&log).map_err(OciError::io("create", &log))?;
+    let mut command = container.runtime.command("restore");
+    command
+        .args(["--detach", "--file-locks", "--ext-unix-sk", "--tcp-established"])
+        .args(Container::option("--image-path", &images(folder)))
+        .args(Container::option("--work-path", &work))
+        .args(Container::option("--bundle", &container.bundle))
+        .arg("--")
+        .arg(&container.id)
+        .env("CRIU_CONFIG_FILE", &path)
+        .stdout(Stdio::null())
+        .stderr(said);
+    let status = command.status().map_err(|cause| OciError::NoRuntime {
+        program: container.runtime.program.clone(),
+        cause,
+    })?;
+    if !status.success() {
+        let error = failure(container, folder, "restore.log", "restoring");
+        // What there may be of it is no container.
+        let _ = container.runtime.delete(&container.id);
+        return Err(error);
+    }
+    container.process()
+}

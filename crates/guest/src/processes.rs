@@ -1,0 +1,52 @@
+//! Guests that are made of processes: containers.
+
+use crate::{GuestError, Health};
+use dewar_memory::Ram;
+
+/// A guest that is made of processes of the host. Its memory is in no file of ours: it is copied while the
+/// guest stands still.
+///
+/// The order of a capture is [`stop`], [`resume`], [`saved`]. After a failure anywhere, and whenever the caller
+/// gives up, [`rollback`] lets the guest run; it may be called at any point and twice.
+///
+/// [`stop`]: ProcessGuest::stop
+/// [`resume`]: ProcessGuest::resume
+/// [`saved`]: ProcessGuest::saved
+/// [`rollback`]: ProcessGuest::rollback
+pub trait ProcessGuest {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// Stops it, saves what it is, and copies its memory.
+    ///
+    /// # Errors
+    /// Where it cannot be saved.
+    fn stop(&mut self) -> Result<(), GuestError>;
+
+    /// Lets it run again.
+    ///
+    /// # Errors
+    /// Where it does not, or ran in the middle of all: what was captured is not of one instant.
+    fn resume(&mut self) -> Result<(), GuestError>;
+
+    /// What was captured.
+    ///
+    /// # Errors
+    /// Where that cannot be read.
+    fn saved(&mut self) -> Result<SavedProcesses, GuestError>;
+
+    /// Lets it run, whatever was done with it.
+    fn rollback(&mut self);
+
+    /// Whether it runs, as far as can be told; for error messages.
+    fn health(&mut self) -> Health;
+}
+
+/// What a guest that is made of processes was at one instant.
+#[derive(Debug)]
+pub struct SavedProcesses {
+    /// The pages of its memory, copied.
+    pub memory: Ram,
+    /// All else.
+    pub state: Vec<u8>,
+}

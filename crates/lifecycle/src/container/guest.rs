@@ -1,0 +1,154 @@
+//! A container as what a checkpoint captures.
+
+use crate::container_process::{DUMP, images_folder, make_folder, remove_folder, strays};
+use crate::failure::{Code, Failure};
+use dewar_guest::{GuestError, Health, ProcessGuest, SavedProcesses};
+use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError};
+use dewar_kernel::available_memory;
+use dewar_memory::Ram;
+use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
+use dewar_units::{ByteSize, PAGE_BYTES};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A container that is a guest of ours.
+pub struct ContainerGuest<'f> {
+    folder: &'f GuestFolder,
+    container: Container,
+    process: ProcessId,
+    images: PathBuf,
+    dump: Option<Dump>,
+}
+
+impl<'f> ContainerGuest<'f> {
+    /// The guest, and what a checkpoint says of it.
+    ///
+    /// # Errors
+    /// Where it is no container, or its memory would not fit beside itself.
+    pub fn new(
+        folder: &'f GuestFolder,
+        record: &GuestRecord,
+    ) -> Result<(Self, Description), Failure> {
+        let known = record.container.as_ref().ok_or_else(|| {
+            Failure::new(Code::Failed, format!("'{}' is no container", record.name))
+        })?;
+        let container = Container::of(known);
+        let description = container.describe()?;
+        let (needed, free) = (container.memory_bytes()?, available_memory().unwrap_or(u64::MAX));
+        if needed > free / 10 * 9 {
+            let what = format!(
+                "a copy of its memory needs {}, and {} are free",
+                ByteSize(needed),
+                ByteSize(free)
+            );
+            return Err(Failure::new(Code::Unsupported, what));
+        }
+        let images = images_folder(folder);
+        let process = record.process;
+        Ok((Self { folder, container, process, images, dump: None }, description))
+    }
+
+    fn begin(&mut self) -> Result<(), Failure> {
+        make_folder(&self.images)?;
+        // From here on a command that finds us dead lets the container run.
+        self.folder.write_for_now(DUMP, &())?;
+        let options = DumpOptions { folder: self.images.clone(), strays: strays(self.folder) };
+        let dump = self.dump.insert(Dump::begin(&self.container, options)?);
+        dump.copy_pages()?;
+        Ok(())
+    }
+
+    fn failed<T: std::fmt::Display>(&self, operation: &str) -> impl Fn(T) -> GuestError {
+        let (operation, guest) = (operation.to_owned(), self.folder.name().to_owned());
+        move |cause| GuestError::Failed {
+            operation: operation.clone(),
+            guest: guest.clone(),
+            cause: cause.to_string(),
+        }
+    }
+}
+
+impl ProcessGuest for ContainerGuest<'_> {
+    fn name(&self) -> &str {
+        self.folder.name()
+    }
+
+    fn stop(&mut self) -> Result<(), GuestError> {
+        self.begin().map_err(|failure| self.failed("saving")(failure.whole()))
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        let ended = self.dump.as_mut().map_or(Ok(()), Dump::end);
+        let _ = self.folder.remove(DUMP);
+        ended.map_err(self.failed("letting run"))
+    }
+
+    fn saved(&mut self) -> Result<SavedProcesses, GuestError> {
+        let Some(dump) = &self.dump else {
+            return Err(self.failed("saving")("it was not stopped"));
+        };
+        let read = || -> Result<SavedProcesses, OciError> {
+            let folder = dump.images();
+            Ok(SavedProcesses {
+                memory: memory(&folder, dump)?,
+                state: pack(&folder).map_err(|cause| OciError::Io {
+                    operation: "pack",
+                    path: folder.clone(),
+                    cause,
+                })?,
+            })
+        };
+        read().map_err(self.failed("reading what was saved"))
+    }
+
+    fn rollback(&mut self) {
+        // Dropped, it lets the container run.
+        self.dump = None;
+        strays(self.folder).end(Some(self.process));
+        let _ = self.folder.remove(DUMP);
+    }
+
+    fn health(&mut self) -> Health {
+        match self.container.process() {
+            Ok(process) if process.is_same(&self.process) => Health::Running,
+            Ok(_) => Health::Gone,
+            Err(_) if !self.process.is_alive() => Health::Gone,
+            Err(error) => Health::Unknown(error.to_string()),
+        }
+    }
+}
+
+impl Drop for ContainerGuest<'_> {
+    fn drop(&mut self) {
+        self.dump = None;
+        let _ = remove_folder(&self.images);
+    }
+}
+
+/// The files of pages, one after the other.
+fn memory(folder: &Path, dump: &Dump) -> Result<Ram, OciError> {
+    let mut ram = Ram::default();
+    for file in dump.pages()? {
+        let path = folder.join(&file.name);
+        let failed = |cause| OciError::Io { operation: "map", path: path.clone(), cause };
+        let opened = File::open(&path).map_err(&failed)?;
+        ram.add(file.name, opened, file.pages * PAGE_BYTES as u64, 0)
+            .map_err(|error| failed(std::io::Error::other(error)))?;
+    }
+    Ok(ram)
+}
+
+/// The images but for those files, as an archive.
+fn pack(folder: &Path) -> std::io::Result<Vec<u8>> {
+    let output = Command::new("tar")
+        .arg("--directory")
+        .arg(folder)
+        .args(["--exclude=./pages-*.img", "--create", "--file=-", "."])
+        .stdin(Stdio::null())
+        .output()?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(std::io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned())),
+    }
+}
