@@ -195,7 +195,7 @@ impl Dump {
                 }
                 ended => {
                     if !matches!(ended, Ok(Some(_))) {
-                        self.strays.end(Some(self.process));
+                        self.strays.end(self.process);
                         let _ = child.wait();
                     }
                     return Err(self.what_criu_said("saving"));
@@ -206,7 +206,7 @@ impl Dump {
 
     /// Why the dump failed, in words that name what it failed at.
     fn what_criu_said(&mut self, operation: &'static str) -> OciError {
-        self.strays.end(Some(self.process));
+        self.strays.end(self.process);
         if let Some(mut child) = self.runtime.take() {
             let _ = child.wait();
         }

@@ -17,7 +17,7 @@
 //! CRIU's images then in which nothing is missing, and any runtime restores from it ([`restore`]).
 //!
 //! If CRIU is killed the container runs on: the kernel lets go what it traced, and the code that it put into the
-//! processes goes back by itself. What stays is the lock of the container's network; [`strays`] takes it away.
+//! processes goes back by itself. What it leaves behind [`Strays`] takes away.
 #![forbid(unsafe_code)]
 
 mod container;
@@ -39,4 +39,4 @@ pub use pages::PagesFile;
 pub use preconditions::Preconditions;
 pub use restore::{RestoreOptions, restore};
 pub use runtime::{ContainerState, Runtime, Status};
-pub use strays::{Strays, end_strays};
+pub use strays::Strays;

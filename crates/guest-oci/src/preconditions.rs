@@ -4,6 +4,7 @@ use crate::container::Container;
 use crate::error::OciError;
 use crate::processes::Processes;
 use crate::runtime::find_program;
+use crate::strays::{clean, has_code};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -31,6 +32,13 @@ impl Preconditions {
         let mut missing = Self::of_host().missing;
         missing.extend(terminal(&config));
         missing.extend(processes.pids().flat_map(|pid| files(pid, process.pid)));
+        if processes.pids().any(has_code) {
+            // One that somebody else killed.
+            clean(process);
+        }
+        missing.extend(processes.pids().filter(|pid| has_code(*pid)).map(|pid| {
+            format!("a CRIU that was killed left code in {}: start it anew", program_of(pid))
+        }));
         missing.sort();
         missing.dedup();
         Ok(Self { missing })
@@ -83,10 +91,14 @@ fn terminal(config: &Value) -> Option<String> {
     })
 }
 
+fn program_of(pid: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
 /// The files that a process has open and that cannot be saved.
 fn files(pid: i32, first: i32) -> Vec<String> {
-    let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let program = program.trim_end();
+    let program = program_of(pid);
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let mounts = mounts_of(first);
     let mut found = Vec::new();

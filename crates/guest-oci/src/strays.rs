@@ -1,27 +1,46 @@
 //! Runtimes and CRIUs that a command started for a guest, and that outlived it.
 //!
 //! A CRIU whose command is gone would wait for ever for somebody to fetch pages, with the container frozen. Each
-//! process that a dump starts has the guest's mark in its environment, and so have those that it starts. To kill
-//! them is to let the container run (see the top of this crate), but for its network: while CRIU looks at
-//! connections it keeps packets out by rules of its own, in the container's network namespace.
+//! process that a dump starts has the guest's mark in its environment, and so have those that it starts.
+//!
+//! They are not killed but brought to their end: somebody connects to the page server and goes away, which is what
+//! it waits for. CRIU leaves the container as it was then. Killed, it leaves in its network rules that keep all
+//! packets out, and in its processes the code that it had put there, beside which CRIU cannot work a second time.
+//! Where that was done all the same, by us after a while or by somebody else, both are taken away.
 
-use dewar_kernel::{Pid, ProcessHandle};
+use crate::processes::Processes;
+use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
 use std::fs;
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The variable with the mark.
 const MARK: &str = "DEWAR_DUMP_OF";
-/// How long killed processes may take to be gone.
+/// How long what was left may take to come to its end before it is killed, and to be gone then.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 const GONE_WITHIN: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
 /// The chain of CRIU's rules (`criu/netfilter.c`, `criu/net.c`).
 const CHAIN: &str = "CRIU";
+/// The file behind CRIU's code in a process (`compel/src/lib/infect.c`).
+const CODE: &str = "/memfd:CRIUMFD";
+/// How often it is looked whether a thread has come out of that code.
+const TRIES: u32 = 100;
 
 /// Whose the processes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strays {
     mark: String,
+}
+
+/// A process that carries the mark.
+struct Stray {
+    process: ProcessHandle,
+    /// Where its page server listens, if it was told one.
+    port: Option<u16>,
 }
 
 impl Strays {
@@ -35,27 +54,28 @@ impl Strays {
         command.env(MARK, &self.mark);
     }
 
-    /// Kills them, and opens the network of the container again whose first process this is. Says whether
-    /// there were any.
-    pub fn end(&self, container: Option<ProcessId>) -> bool {
+    /// Ends them; then takes away what a killed CRIU left in the container whose first process this is.
+    pub fn end(&self, container: ProcessId) {
         let began = Instant::now();
-        let mut any = false;
         loop {
             let found = self.find();
-            if found.is_empty() || began.elapsed() > GONE_WITHIN {
+            if found.is_empty() || began.elapsed() > ENDS_WITHIN + GONE_WITHIN {
                 break;
             }
-            any = true;
-            found.iter().for_each(|process| drop(process.kill()));
-            std::thread::sleep(Duration::from_millis(5));
+            if began.elapsed() > ENDS_WITHIN {
+                found.iter().for_each(|stray| drop(stray.process.kill()));
+            }
+            for port in found.iter().filter_map(|stray| stray.port) {
+                // Nobody may listen yet, or any more.
+                let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+                    .and_then(|connection| connection.shutdown(Shutdown::Both));
+            }
+            std::thread::sleep(LOOK);
         }
-        if let Some(process) = container.filter(|process| any && process.is_alive()) {
-            unlock_network(process.pid);
-        }
-        any
+        clean(container);
     }
 
-    fn find(&self) -> Vec<ProcessHandle> {
+    fn find(&self) -> Vec<Stray> {
         let wanted = format!("{MARK}={}", self.mark);
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
@@ -64,15 +84,73 @@ impl Strays {
             let process = ProcessHandle::open(Pid(pid)).ok()?;
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|byte| *byte == 0);
-            variables.any(|it| it == wanted.as_bytes()).then_some(process)
+            variables.any(|it| it == wanted.as_bytes()).then(|| Stray { process, port: port(pid) })
         })
         .collect()
     }
 }
 
-/// Kills what a command left that worked on this guest; says whether there was anything.
-pub fn end_strays(guest: &str, container: Option<ProcessId>) -> bool {
-    Strays::of(guest).end(container)
+/// The port in a runtime's command line, behind `--page-server`.
+fn port(pid: i32) -> Option<u16> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0);
+    words.find(|word| *word == b"--page-server")?;
+    std::str::from_utf8(words.next()?).ok()?.rsplit_once(':')?.1.parse().ok()
+}
+
+/// Takes away what a killed CRIU left in a container, if it did.
+pub(crate) fn clean(container: ProcessId) {
+    if !container.is_alive() {
+        return;
+    }
+    unlock_network(container.pid);
+    let Ok(processes) = Processes::of(container.pid) else { return };
+    for pid in processes.pids() {
+        let code = code_of(pid);
+        if !code.is_empty() && has_left(pid, &code) {
+            // Where that fails the next dump says so.
+            code.iter().for_each(|range| drop(unmap_in(Pid(pid), range)));
+        }
+    }
+}
+
+/// Whether a CRIU that was killed left its code in a process.
+pub(crate) fn has_code(pid: i32) -> bool {
+    !code_of(pid).is_empty()
+}
+
+/// Where CRIU's code lies in a process.
+fn code_of(pid: i32) -> Vec<Range<u64>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let address = |text: &str| u64::from_str_radix(text, 16).ok();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some(address(start)?..address(end)?)
+    };
+    maps.lines().filter(|line| line.contains(CODE)).filter_map(range).collect()
+}
+
+/// Waits until no thread of a process is in CRIU's code: it goes back by itself when nobody speaks with it.
+fn has_left(pid: i32, code: &[Range<u64>]) -> bool {
+    let is_inside = |address: u64| code.iter().any(|range| range.contains(&address));
+    (0..TRIES).any(|_| {
+        let has = !counters(pid).into_iter().any(is_inside);
+        if !has {
+            std::thread::sleep(LOOK);
+        }
+        has
+    })
+}
+
+/// Where the threads are that wait in a system call (proc_pid_syscall(5)). One that runs is soon out of CRIU's code,
+/// which does nothing but system calls.
+fn counters(pid: i32) -> Vec<u64> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let counter = |task: fs::DirEntry| {
+        let text = fs::read_to_string(task.path().join("syscall")).ok()?;
+        u64::from_str_radix(text.split_whitespace().last()?.trim_start_matches("0x"), 16).ok()
+    };
+    tasks.filter_map(counter).collect()
 }
 
 /// Takes CRIU's rules out of a network namespace; where there are none nothing happens.

@@ -7,6 +7,7 @@ use crate::uffd::{FEATURES, NEW_FLAGS, USERFAULTFD_IOC_NEW};
 use crate::{KernelError, Pid, ProcessHandle, Userfaultfd, list_fds};
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 /// How the process may make a userfaultfd.
@@ -68,6 +69,21 @@ pub fn new_userfaultfd_of(
         inject_syscall(process.pid(), libc::SYS_close as u64, [number as u64, 0, 0])?;
     }
     make(process, origin)
+}
+
+/// Makes a process unmap memory of its own that nothing in it needs.
+///
+/// # Errors
+/// Where the process cannot be traced, or does not unmap it.
+pub fn unmap_in(pid: Pid, range: &Range<u64>) -> Result<(), KernelError> {
+    let arguments = [range.start, range.end - range.start, 0];
+    match inject_syscall(pid, libc::SYS_munmap as u64, arguments)?.result {
+        0 => Ok(()),
+        error => {
+            let cause = io::Error::from_raw_os_error(-error as i32);
+            Err(KernelError::new("munmap", pid.to_string(), cause))
+        }
+    }
 }
 
 /// Whether touches of missing pages wait for somebody anywhere in the process

@@ -74,7 +74,7 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
 /// Lets a container run that a dead command was saving.
 pub(crate) fn put_back(folder: &GuestFolder, record: &GuestRecord) {
     if !matches!(folder.read::<()>(DUMP), Ok(None)) {
-        strays(folder).end(Some(record.process));
+        strays(folder).end(record.process);
         let _ = folder.remove(DUMP);
     }
     let _ = remove_folder(&images_folder(folder));

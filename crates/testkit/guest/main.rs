@@ -2,7 +2,7 @@
 //! linked statically and runs on a bare initramfs.
 //!
 //! `heartbeat` prints a byte every millisecond, or every `$beat_ms`. `serve TTY` obeys lines on a
-//! serial port, one answer line each:
+//! serial port, one answer line each; `serve FIFO FIFO`, in a container, has two pipes for it:
 //!
 //! - `fill MIB MIX`: takes MIB of memory and fills it; MIX is `mixed` (a
 //!   quarter each zeros, text, programs, noise, from the second disk; no two pages equal),
@@ -55,7 +55,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some("heartbeat") => heartbeat(),
-        Some("serve") => serve(&arguments[2]),
+        Some("serve") => serve(&arguments[2], arguments.get(3)),
         _ => std::process::exit(2),
     }
 }
@@ -103,9 +103,10 @@ struct Guest {
     writers: Vec<mpsc::Sender<Ask>>,
 }
 
-fn serve(tty: &str) {
-    let port = OpenOptions::new().read(true).write(true).open(tty).expect("tty");
-    let mut answers = port.try_clone().expect("tty");
+fn serve(commands: &str, answers: Option<&String>) {
+    let open = |path: &str| OpenOptions::new().read(true).write(true).open(path).expect("port");
+    let port = open(commands);
+    let mut answers = answers.map_or_else(|| port.try_clone().expect("port"), |path| open(path));
     let mut guest = Guest::default();
     let _ = writeln!(answers, "dewar-guest ready");
     for line in BufReader::new(port).lines() {

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod console;
+mod container;
 mod fault;
 mod guest;
 mod heartbeat;
@@ -22,6 +23,7 @@ mod sweep;
 mod warm;
 
 pub use console::Console;
+pub use container::{Bundle, RunningContainer, container_tools};
 pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
 pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
 pub use heartbeat::{Beats, Heartbeat};

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 /// A lab whose guests need not boot.
@@ -34,8 +34,12 @@ impl HeldCheckpoint {
 
     /// The same with a command line of one's own.
     pub fn at_with(lab: &Lab, line: &[&str], step: &str) -> Self {
-        let child = lab
-            .command(line)
+        Self::at_command(lab.command(line), step)
+    }
+
+    /// The same with a command that is ready to be run.
+    pub fn at_command(mut command: Command, step: &str) -> Self {
+        let child = command
             .env("DEWAR_TEST_SIGNAL", format!("{step}:stop"))
             // Its guardian is patient while it stands there.
             .env("DEWAR_TEST_PAUSE_LIMIT", "300")

@@ -8,6 +8,7 @@ mod adopt;
 mod apart;
 mod attention;
 mod consistent;
+mod containers;
 mod copied_disks;
 mod dedup;
 mod defaults;

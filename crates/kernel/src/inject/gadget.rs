@@ -61,8 +61,8 @@ fn parse_line(line: &str) -> Option<(u8, Range<u64>)> {
     let flags = fields.next()?;
     let name = fields.nth(3).unwrap_or("");
     // Without a name it is code that the guest's emulator made: not to be
-    // relied on, and not to be searched for minutes.
-    if !flags.starts_with("r-x") || name.is_empty() || name == "[vsyscall]" {
+    // relied on, and not to be searched for minutes. What is shared others may change.
+    if !flags.starts_with("r-xp") || name.is_empty() || name == "[vsyscall]" {
         return None;
     }
     let rank = match name {

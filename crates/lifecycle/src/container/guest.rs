@@ -105,8 +105,10 @@ impl ProcessGuest for ContainerGuest<'_> {
     fn rollback(&mut self) {
         // Dropped, it lets the container run.
         self.dump = None;
-        strays(self.folder).end(Some(self.process));
-        let _ = self.folder.remove(DUMP);
+        if self.folder.file(DUMP).exists() {
+            strays(self.folder).end(self.process);
+            let _ = self.folder.remove(DUMP);
+        }
     }
 
     fn health(&mut self) -> Health {

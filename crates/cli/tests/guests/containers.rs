@@ -1,0 +1,265 @@
+//! Containers of real runc, saved and restored by real CRIU.
+
+use crate::common;
+use dewar_testkit::{
+    Bundle, Lab, Ran, RunningContainer, container_tools, is_alive, kill, wait_until,
+    wait_while_alive,
+};
+use rustix::process::Signal;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A container in a lab, adopted under the name `c`.
+struct Adopted {
+    lab: Lab,
+    container: RunningContainer,
+    path: String,
+}
+
+/// Starts one; `None`, said by name, where this host has not what it takes.
+fn adopted(test: &str, change: impl FnOnce(Bundle) -> Bundle) -> Option<Adopted> {
+    let path = match container_tools() {
+        Ok(path) => path,
+        Err(why) => {
+            println!("SKIPPED containers::{test}: {why}");
+            return None;
+        }
+    };
+    let lab = common::lab();
+    let bundle = Bundle::new(&lab.path().join("bundle")).expect("bundle");
+    let id = format!("dewar-{}", lab.path().file_name().expect("name").to_string_lossy());
+    let container = RunningContainer::start(change(bundle), &id).expect("container");
+    let adopted = Adopted { lab, container, path };
+    let state = adopted.container.state.display().to_string();
+    adopted.dewar(&["adopt", "c", "--container", &id, "--runtime-root", &state]).done();
+    Some(adopted)
+}
+
+impl Adopted {
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.lab.command(words);
+        command.env("PATH", &self.path);
+        command
+    }
+
+    fn dewar(&self, words: &[&str]) -> Ran {
+        Ran::of(&self.command(words).output().expect("dewar starts"))
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.container.ask(command).expect("answer")
+    }
+
+    fn count(&mut self) -> u64 {
+        self.ask("count").parse().expect("number")
+    }
+
+    /// That it works on, and everything in it is as it should be.
+    fn is_well(&mut self) {
+        let before = self.count();
+        wait_until("work", Duration::from_secs(20), || self.count() > before);
+        self.ask("verify");
+    }
+
+    fn state(&self) -> String {
+        let listed = self.dewar(&["ps"]).done().json();
+        listed["guests"][0]["state"].as_str().expect("state").to_owned()
+    }
+
+    /// That nothing of a dump is left anywhere.
+    fn is_clean(&self) {
+        assert_eq!(self.lab.ram_files("c"), [] as [std::path::PathBuf; 0]);
+        assert!(!self.lab.root().join("guests/c/dump.json").exists());
+        let rules = self.rules();
+        assert!(!rules.contains("CRIU"), "{rules}");
+        let pid = self.container.pid();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        assert!(!maps.contains("CRIU"), "{maps}");
+    }
+
+    /// What keeps packets out of its network.
+    fn rules(&self) -> String {
+        let pid = self.container.pid().to_string();
+        let rules = |program: &str| {
+            let command = ["--target", &pid, "--net", program, "-S"];
+            let output = Command::new("nsenter").args(command).output().expect("nsenter");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        rules("iptables") + &rules("ip6tables")
+    }
+}
+
+#[test]
+fn a_container_goes_on_where_it_was_saved() {
+    let Some(mut c) = adopted("a_container_goes_on_where_it_was_saved", |it| it) else { return };
+    c.ask("check 2000 3 none hard");
+    c.is_well();
+    let first = c.dewar(&["checkpoint", "c", "--tag", "first"]).done().json();
+    assert!(first["pages"]["stored"].as_u64().expect("pages") > 6000, "{first}");
+    c.is_well();
+    let second = c.dewar(&["checkpoint", "c"]).done().json();
+    assert_eq!(second["parent"], first["checkpoint"]);
+    let count = c.count();
+    c.is_clean();
+    c.dewar(&["stop", "c", "--now"]).done();
+    assert_eq!(c.state(), "ended");
+    assert!(c.container.runtime_state().is_none());
+
+    let restored = c.dewar(&["restore", "c"]).done().json();
+    assert_eq!(restored["checkpoint"], second["checkpoint"]);
+    assert!(c.count() <= count + 1_000_000);
+    c.is_well();
+    assert_eq!(c.state(), "running");
+    // And again from a restored one, and from an earlier one in its place.
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["restore", "first"]).failed(1, &["is a guest 'c' already"]);
+    c.dewar(&["restore", "first", "--replace"]).done();
+    c.is_well();
+    c.dewar(&["verify", "first"]).done();
+    c.is_clean();
+}
+
+#[test]
+fn a_chain_with_holes_comes_back() {
+    let Some(mut c) = adopted("a_chain_with_holes_comes_back", |it| it) else { return };
+    c.ask("fill 32 noise");
+    c.ask("check 500 2 none");
+    let mut ids = Vec::new();
+    let mut bytes = Vec::new();
+    for _ in 0..4 {
+        c.is_well();
+        let taken = c.dewar(&["checkpoint", "c"]).done().json();
+        ids.push(taken["checkpoint"].as_str().expect("id").to_owned());
+        bytes.push(taken["stored_bytes"].as_u64().expect("bytes"));
+    }
+    // What the writers own changes; the noise does not, wherever it lies.
+    assert!(bytes[1..].iter().all(|it| *it < bytes[0] / 4), "{bytes:?}");
+    c.dewar(&["delete", &ids[0]]).done();
+    c.dewar(&["delete", &ids[2]]).done();
+    c.dewar(&["gc"]).done();
+    for id in [&ids[1], &ids[3]] {
+        c.dewar(&["restore", id, "--replace"]).done();
+        c.is_well();
+        c.ask("filled");
+    }
+}
+
+#[test]
+fn whoever_is_killed_the_container_runs_on() {
+    let Some(mut c) = adopted("whoever_is_killed_the_container_runs_on", |it| it) else { return };
+    c.ask("check 500 2 none");
+    for step in ["stopping", "captured", "resumed", "begun", "synced"] {
+        let mut command = c.command(&["checkpoint", "c"]);
+        let killed = command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill")).output();
+        assert!(!killed.expect("dewar starts").status.success(), "{step}");
+        c.is_well();
+        // The guardian may still be at work.
+        wait_until("a free guest", Duration::from_secs(20), || c.state() == "running");
+        c.is_clean();
+    }
+    // Command and guardian at once, while it stands still: the next command lets it run.
+    let held = common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c"]), "captured");
+    let guardian = held.guardian().expect("a guardian");
+    kill(guardian, Signal::KILL);
+    wait_while_alive(guardian);
+    held.kill();
+    assert_eq!(c.state(), "running");
+    c.is_well();
+    c.is_clean();
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
+}
+
+#[test]
+fn a_command_that_stops_does_not_leave_it_frozen() {
+    let name = "a_command_that_stops_does_not_leave_it_frozen";
+    let Some(mut c) = adopted(name, |it| it) else { return };
+    c.ask("check 500 2 none");
+    let mut command = c.command(&["checkpoint", "c"]);
+    command.env("DEWAR_TEST_SIGNAL", "captured:hang").env("DEWAR_TEST_PAUSE_LIMIT", "2");
+    let killed = command.output().expect("dewar starts");
+    assert!(!killed.status.success());
+    c.is_well();
+    wait_until("a free guest", Duration::from_secs(20), || c.state() == "running");
+    c.is_clean();
+}
+
+#[test]
+fn a_criu_that_dies_fails_the_checkpoint_alone() {
+    let Some(mut c) = adopted("a_criu_that_dies_fails_the_checkpoint_alone", |it| it) else {
+        return;
+    };
+    c.ask("check 500 2 none");
+    let held = common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c"]), "captured");
+    let criu = tracer(c.container.pid());
+    assert!(is_alive(criu));
+    kill(criu, Signal::KILL);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("no checkpoint was made; the guest is running"), "{said}");
+    c.is_well();
+    c.is_clean();
+}
+
+#[test]
+fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
+    let name = "killed_in_the_middle_of_the_dump_the_container_runs_on";
+    let Some(mut c) = adopted(name, |it| it) else { return };
+    c.ask("check 500 2 none");
+    for victims in [&["command"][..], &["command", "guardian"], &["criu"], &["command", "criu"]] {
+        let mut child =
+            c.command(&["checkpoint", "c"]).stderr(Stdio::null()).spawn().expect("dewar");
+        let pid = c.container.pid();
+        let is_locked = || tracer(pid) != 0 && c.rules().contains("CRIU");
+        wait_until("a closed network", Duration::from_secs(20), is_locked);
+        let criu = tracer(pid);
+        let guardian = common::started(child.id() as i32, "__guardian").expect("a guardian");
+        for victim in victims {
+            let pid = match *victim {
+                "command" => child.id() as i32,
+                "guardian" => guardian,
+                _ => criu,
+            };
+            kill(pid, Signal::KILL);
+        }
+        assert!(!child.wait().expect("wait").success(), "{victims:?}");
+        // Whoever is left does it, or the next command.
+        wait_until("a free guest", Duration::from_secs(20), || c.state() == "running");
+        c.is_well();
+        c.is_clean();
+    }
+    c.dewar(&["checkpoint", "c"]).done();
+}
+
+/// Who traces a process.
+fn tracer(pid: i32) -> i32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).expect("line");
+    line.trim().parse().expect("number")
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
+    let name = "what_cannot_be_saved_is_refused_before_anything_is_touched";
+    let Some(c) = adopted(name, |it| it) else { return };
+    let id = c.container.id.clone();
+    let state = c.container.state.display().to_string();
+    let again = ["adopt", "d", "--container", &id, "--runtime-root", &state];
+    c.dewar(&again).failed(1, &["is guest 'c' already"]);
+    c.dewar(&["adopt", "d", "--container", "nothing", "--runtime-root", &state])
+        .failed(3, &["knows no container 'nothing'"]);
+    for verb in ["upgrade", "freeze"] {
+        c.dewar(&[verb, "c"]).failed(4, &["is a container", "not touched"]);
+    }
+    c.dewar(&["checkpoint", "c", "--dirty-store", "redis://127.0.0.1"])
+        .failed(2, &["for virtual machines"]);
+    let paused = c.container.command(&["pause", &id]).status().expect("runc");
+    assert!(paused.success());
+    assert_eq!(c.state(), "paused");
+    c.dewar(&["checkpoint", "c"]).failed(1, &["is paused, not running", "not touched"]);
+    assert!(c.container.command(&["resume", &id]).status().expect("runc").success());
+    c.dewar(&["rm", "c"]).done();
+    assert!(c.container.runtime_state().is_some(), "it is only forgotten");
+}

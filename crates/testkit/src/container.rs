@@ -1,0 +1,254 @@
+//! Containers of a real runtime, with the program of the test guests in them.
+
+use crate::process::{patience, wait_while_alive};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use serde_json::{Value, json};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The repository's folder of fetched things.
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache")
+}
+
+/// The `PATH` with which the fetched CRIU is found; or what is missing for tests of containers.
+///
+/// # Errors
+/// Names what is missing.
+pub fn container_tools() -> Result<String, String> {
+    let criu = cache().join("criu");
+    if !criu.join("criu").exists() {
+        return Err("CRIU was not fetched ('make criu')".to_owned());
+    }
+    let own = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{own}:/usr/sbin:/sbin", criu.display());
+    match Command::new("runc").arg("--version").env("PATH", &path).output() {
+        Ok(_) => Ok(path),
+        Err(_) => Err("runc is not installed".to_owned()),
+    }
+}
+
+/// A bundle: a root file system with the test program, and a configuration.
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The configuration, as it will be written.
+    pub config: Value,
+}
+
+impl Bundle {
+    /// Makes one in an empty folder.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let root = folder.join("rootfs");
+        for inside in ["bin", "proc", "sys", "dev", "tmp", "run"] {
+            fs::create_dir_all(root.join(inside))?;
+        }
+        let programs = cache().join("guest/root/bin");
+        for program in ["dewar-guest", "busybox"] {
+            fs::copy(programs.join(program), root.join("bin").join(program))
+                .with_context(|| format!("{program} ('make guest' builds it)"))?;
+        }
+        for name in ["sh", "sleep", "cat", "nc", "tail"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
+        }
+        for fifo in ["commands", "answers"] {
+            let path = root.join("run").join(fifo);
+            mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+        }
+        Ok(Self { folder: folder.to_owned(), config: configuration() })
+    }
+
+    /// What it runs, in place of the test program.
+    #[must_use]
+    pub fn running(mut self, words: &[&str]) -> Self {
+        self.config["process"]["args"] = json!(words);
+        self
+    }
+
+    /// Writes the configuration.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write(&self) -> Result<()> {
+        Ok(fs::write(self.folder.join("config.json"), self.config.to_string())?)
+    }
+}
+
+/// What `runc spec` writes, with no terminal and no limits.
+fn configuration() -> Value {
+    let mount = |to: &str, kind: &str, options: &[&str]| json!({"destination": to, "type": kind, "source": kind, "options": options});
+    let capabilities = json!(["CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SYS_NICE"]);
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/dewar-guest", "serve", "/run/commands", "/run/answers"],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "capabilities": {
+                "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
+            },
+            "noNewPrivileges": true,
+        },
+        "root": {"path": "rootfs", "readonly": false},
+        "hostname": "test",
+        "mounts": [
+            mount("/proc", "proc", &[]),
+            mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+            mount("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]),
+            mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+            mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        ],
+        "linux": {
+            "namespaces": [
+                {"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"},
+                {"type": "mount"},
+            ],
+            "maskedPaths": ["/proc/kcore", "/proc/keys"],
+            "readonlyPaths": ["/proc/sys", "/proc/bus"],
+        },
+    })
+}
+
+/// A container that a runtime runs. Dropped, it is ended and forgotten.
+#[derive(Debug)]
+pub struct RunningContainer {
+    /// The runtime's program.
+    pub runtime: String,
+    /// The folder in which the runtime keeps what it knows.
+    pub state: PathBuf,
+    /// Its id.
+    pub id: String,
+    /// Its bundle.
+    pub bundle: Bundle,
+    commands: File,
+    answers: File,
+    received: Vec<u8>,
+}
+
+impl RunningContainer {
+    /// Starts one with runc. What the runtime knows lies in the bundle's folder.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn start(bundle: Bundle, id: &str) -> Result<Self> {
+        Self::start_with("runc", bundle, id)
+    }
+
+    /// Starts one.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn start_with(runtime: &str, bundle: Bundle, id: &str) -> Result<Self> {
+        bundle.write()?;
+        let state = bundle.folder.join("state");
+        let pipe = |name: &str| bundle.folder.join("rootfs/run").join(name);
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let open = |name: &str| {
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(pipe(name))
+        };
+        let (commands, answers) = (open("commands")?, open("answers")?);
+        let container = Self {
+            runtime: runtime.to_owned(),
+            state,
+            id: id.to_owned(),
+            bundle,
+            commands,
+            answers,
+            received: Vec::new(),
+        };
+        let mut command = container.command(&["run", "--detach", "--bundle"]);
+        command.arg(&container.bundle.folder).arg(id);
+        let status =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        ensure!(status.success(), "{runtime} run: {status}");
+        Ok(container)
+    }
+
+    /// A command of the runtime.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.runtime);
+        command.env("PATH", container_tools().unwrap_or_default());
+        command.arg("--root").arg(&self.state).args(words);
+        command
+    }
+
+    /// What the runtime says of it; `None` where it knows it not.
+    pub fn runtime_state(&self) -> Option<Value> {
+        let output = self.command(&["state", &self.id]).output().ok()?;
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).ok())?
+    }
+
+    /// Its first process.
+    ///
+    /// # Panics
+    /// Where it does not run.
+    pub fn pid(&self) -> i32 {
+        let state = self.runtime_state().expect("a container that the runtime knows");
+        state["pid"].as_i64().expect("its process") as i32
+    }
+
+    /// Ends it as a crash would, and makes the runtime forget it.
+    ///
+    /// # Panics
+    /// Where it does not end.
+    pub fn crash(&self) {
+        let pid = self.pid();
+        let status = self.command(&["delete", "--force", &self.id]).status().expect("runtime");
+        assert!(status.success(), "{status}");
+        wait_while_alive(pid);
+    }
+
+    /// Gives its program a command and returns what follows `ok`.
+    ///
+    /// # Errors
+    /// Where the answer is `bad`, or none comes in time.
+    pub fn ask(&mut self, command: &str) -> Result<String> {
+        self.commands.write_all(format!("{command}\n").as_bytes())?;
+        let deadline = Instant::now() + patience(Duration::from_secs(60));
+        loop {
+            let line = self.line(deadline).with_context(|| format!("answer to '{command}'"))?;
+            if let Some(answer) = line.strip_prefix("@ok") {
+                return Ok(answer.trim().to_owned());
+            }
+            if let Some(why) = line.strip_prefix("@bad") {
+                bail!("the container answers '{command}': {}", why.trim());
+            }
+        }
+    }
+
+    fn line(&mut self, deadline: Instant) -> Result<String> {
+        loop {
+            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line).trim().to_owned());
+            }
+            ensure!(Instant::now() < deadline, "the container is silent");
+            let mut buffer = [0; 4096];
+            match self.answers.read(&mut buffer) {
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for RunningContainer {
+    fn drop(&mut self) {
+        let mut command = self.command(&["delete", "--force", &self.id]);
+        let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
