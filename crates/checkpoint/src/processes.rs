@@ -13,16 +13,21 @@ use crate::CheckpointError;
 use crate::observe::{Observer, Step, Timeline};
 use dewar_capture::{CaptureStep, PIECE, Pieces, Workers};
 use dewar_codec::Compression;
-use dewar_guest::{GuestError, Health, ProcessGuest, SavedProcesses};
+use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_image::{
-    CaptureCounts, Dedup, ImageOptions, ImageReader, ImageWriter, MemoryRecord, Record,
-    RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DiskRecord, ImageError, ImageOptions, ImageReader, ImageWriter,
+    MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_kernel::OwnSession;
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageRange, PageSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+
+/// The format of files in a store.
+const ARCHIVE: &str = "tar";
 
 /// How to take a checkpoint of processes.
 #[derive(Debug)]
@@ -41,6 +46,8 @@ pub struct ProcessCheckpoint<'s> {
     pub tag: Option<String>,
     /// What the guest is; kept for the restore.
     pub machine: serde_json::Value,
+    /// A folder for archives on their way to a store that is no folder.
+    pub scratch: PathBuf,
 }
 
 /// Takes a checkpoint of a guest that is made of processes into `store`.
@@ -79,12 +86,17 @@ pub fn checkpoint_processes<'s>(
     let state = writer.put_blob(&saved.state)?;
     let hot_pages = writer.put_blob(&[])?;
     writer.sync()?;
+    let files = saved.files.iter().enumerate();
+    let disks = files
+        .map(|(number, files)| put_files(&writer, number, files, &options.scratch))
+        .collect::<Result<Vec<_>, _>>()?;
     observer.step(Step::Synced);
     let regions = saved.memory.regions().iter();
     let regions =
         regions.map(|it| RegionRecord { name: it.name.clone(), pages: it.pages.count() }).collect();
     let summary = Summary {
-        stored_bytes: writer.stored_bytes(),
+        stored_bytes: writer.stored_bytes()
+            + disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
         duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
@@ -102,9 +114,37 @@ pub fn checkpoint_processes<'s>(
         summary,
         ..Record::new(guest.name(), memory, state, hot_pages)
     };
-    let record = writer.commit(record, Vec::new())?;
+    let record = writer.commit(record, disks)?;
     observer.step(Step::Committed);
     Ok(record)
+}
+
+/// Puts an archive of files where the store has copies of disks.
+fn put_files(
+    writer: &ImageWriter<'_>,
+    number: usize,
+    files: &SavedFiles,
+    scratch: &Path,
+) -> Result<DiskRecord, CheckpointError> {
+    let place = writer.reserve_disk(number, ARCHIVE, scratch)?;
+    let copied = fs::copy(&files.archive, &place).and_then(|bytes| {
+        File::open(&place)?.sync_all()?;
+        Ok(bytes)
+    });
+    let bytes = copied.map_err(|cause| ImageError::Io {
+        operation: "write",
+        path: place.clone(),
+        cause,
+    })?;
+    let digest = writer.put_disk(&place)?;
+    Ok(DiskRecord {
+        name: files.name.clone(),
+        file: place.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        format: ARCHIVE.to_owned(),
+        virtual_bytes: bytes,
+        digest,
+        below: Vec::new(),
+    })
 }
 
 /// Stops the guest and lets it run; returns what it was in between, and how long it stood still.

@@ -1,6 +1,7 @@
 //! A container that a runtime knows.
 
 use crate::error::OciError;
+use crate::overlay::Overlay;
 use crate::processes::Processes;
 use crate::runtime::{ContainerState, Runtime, Status, find_program};
 use dewar_registry::{ContainerRecord, ProcessId};
@@ -35,6 +36,9 @@ pub struct Description {
     pub bundle: PathBuf,
     /// That file's content.
     pub config: Value,
+    /// Its root file system, where that is an overlay: what was written there is in the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<Overlay>,
 }
 
 /// Whether a checkpoint's description is that of a container.
@@ -144,12 +148,14 @@ impl Container {
     /// # Errors
     /// Where its configuration cannot be read.
     pub fn describe(&self) -> Result<Description, OciError> {
+        let config = self.config()?;
         Ok(Description {
             kind: KIND.to_owned(),
+            overlay: Overlay::mounted_on(&self.rootfs(&config))?,
             runtime: self.runtime.clone(),
             id: self.id.clone(),
             bundle: self.bundle.clone(),
-            config: self.config()?,
+            config,
         })
     }
 

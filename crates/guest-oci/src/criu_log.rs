@@ -7,7 +7,11 @@ struct Known {
     advice: Option<&'static str>,
 }
 
-const KNOWN: [Known; 13] = [
+/// What is to be done about files that went on without the container.
+const FILES_TOO: &str =
+    "start it on an overlay: then a checkpoint has what it wrote to its root file system, too";
+
+const KNOWN: [Known; 15] = [
     Known {
         said: "anon_inode:[io_uring]",
         reason: "it uses io_uring, which cannot be saved",
@@ -60,6 +64,16 @@ const KNOWN: [Known; 13] = [
         said: "unsupported external device",
         reason: "it has a device open that cannot be saved",
         advice: None,
+    },
+    Known {
+        said: "has bad size",
+        reason: "a file that it had open is not as it was",
+        advice: Some(FILES_TOO),
+    },
+    Known {
+        said: "Can't open file",
+        reason: "a file that it had open is gone",
+        advice: Some(FILES_TOO),
     },
     Known {
         said: "Address already in use",

@@ -124,7 +124,10 @@ impl Dump {
 
     /// That every process was held by CRIU, the same, ever since the images were written: it holds each
     /// only once.
-    fn require_still(&self) -> Result<(), OciError> {
+    ///
+    /// # Errors
+    /// Where the container ran meanwhile.
+    pub fn require_still(&self) -> Result<(), OciError> {
         let Some((processes, tracers)) = &self.held else { return Ok(()) };
         let are_held = !tracers.is_empty() && !tracers.contains(&0);
         match are_held && processes.tracers() == *tracers {
@@ -235,7 +238,10 @@ pub(crate) fn failure(
         return OciError::Criu { id, cause, advice };
     }
     let said = fs::read(runtime_log(folder)).unwrap_or_default();
-    OciError::Runtime { operation, id, cause: last_line(&String::from_utf8_lossy(&said)) }
+    let said = last_line(&String::from_utf8_lossy(&said));
+    // Its own words for a CRIU that is gone.
+    let cause = if said.contains("unixpacket") { "CRIU was killed".to_owned() } else { said };
+    OciError::Runtime { operation, id, cause }
 }
 
 /// The images in the folder of a dump.

@@ -7,7 +7,7 @@
 
 mod processes;
 
-pub use processes::{ProcessGuest, SavedProcesses};
+pub use processes::{ProcessGuest, SavedFiles, SavedProcesses};
 
 use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin};
 use std::path::PathBuf;

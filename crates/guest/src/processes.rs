@@ -2,6 +2,7 @@
 
 use crate::{GuestError, Health};
 use dewar_memory::Ram;
+use std::path::PathBuf;
 
 /// A guest that is made of processes of the host. Its memory is in no file of ours: it is copied while the
 /// guest stands still.
@@ -47,6 +48,17 @@ pub trait ProcessGuest {
 pub struct SavedProcesses {
     /// The pages of its memory, copied.
     pub memory: Ram,
-    /// All else.
+    /// All else of the processes.
     pub state: Vec<u8>,
+    /// What they wrote to files, as archives.
+    pub files: Vec<SavedFiles>,
+}
+
+/// Files of a guest that is made of processes, as an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedFiles {
+    /// What of the guest they are.
+    pub name: String,
+    /// The archive.
+    pub archive: PathBuf,
 }

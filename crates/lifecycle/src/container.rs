@@ -7,6 +7,7 @@ mod adopt;
 mod checkpoint;
 mod guest;
 mod restore;
+mod root;
 
 pub use adopt::adopt;
 pub use checkpoint::{ContainerCheckpoint, take};

@@ -5,7 +5,7 @@
 
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
-use dewar_guest_oci::{Container, OciError, Strays};
+use dewar_guest_oci::{Container, OciError, Overlay, Strays, unmount_from};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
 use std::fs;
 use std::io;
@@ -106,6 +106,32 @@ pub(crate) fn end(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Fail
         Container::of(known).runtime.delete(&known.id)?;
     }
     Ok(())
+}
+
+/// Takes away the root file system that a restored container had of us; the user's own is as it was.
+///
+/// # Errors
+/// Where something still uses it.
+pub fn unmount_files(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    let Some(known) = &record.container else { return Ok(()) };
+    let container = Container::of(known);
+    // Without a configuration there is no root file system.
+    let Ok(config) = container.config() else { return Ok(()) };
+    let rootfs = container.rootfs(&config);
+    match Overlay::mounted_on(&rootfs) {
+        Ok(Some(overlay)) if is_ours(folder, &overlay) => Ok(unmount_from(&rootfs)?),
+        _ => Ok(()),
+    }
+}
+
+/// Where what a restored container writes to its root file system may lie: one after the other.
+pub(crate) fn root_folders(folder: &GuestFolder) -> [PathBuf; 2] {
+    ["root-a", "root-b"].map(|name| folder.file(name))
+}
+
+/// Whether an overlay was mounted by a restore of the guest.
+pub(crate) fn is_ours(folder: &GuestFolder, overlay: &Overlay) -> bool {
+    root_folders(folder).iter().any(|it| overlay.upper.starts_with(it))
 }
 
 /// One word for how a container is.

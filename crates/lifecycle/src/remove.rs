@@ -1,5 +1,6 @@
 //! `rm`: a guest is forgotten.
 
+use crate::container_process::unmount_files;
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
@@ -26,6 +27,7 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
     let left = match folder.record() {
         Ok(record) => {
             let mut held = LockedGuest { folder: folder.clone(), record, lock };
+            let record = held.record.clone();
             let left = match is_given_up(&folder, &held.record) {
                 true => None,
                 false => held.end().err(),
@@ -37,6 +39,7 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
                 held.folder.remove_ram(&held.record)?;
                 Some(failure.whole())
             } else {
+                unmount_files(&folder, &record)?;
                 held.folder.remove_ram(&held.record)?;
                 None
             }

@@ -9,6 +9,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The repository's folder of fetched things.
@@ -40,6 +41,19 @@ pub struct Bundle {
     pub folder: PathBuf,
     /// The configuration, as it will be written.
     pub config: Value,
+    /// Where the two pipes are.
+    pipes: PathBuf,
+    overlay: Option<Arc<Mounted>>,
+}
+
+/// Something that is mounted; it, and all on top of it, is taken away with this.
+#[derive(Debug)]
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        while rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::empty()).is_ok() {}
+    }
 }
 
 impl Bundle {
@@ -64,7 +78,39 @@ impl Bundle {
             let path = root.join("run").join(fifo);
             mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
         }
-        Ok(Self { folder: folder.to_owned(), config: configuration() })
+        let (pipes, overlay) = (root.join("run"), None);
+        Ok(Self { folder: folder.to_owned(), config: configuration(), pipes, overlay })
+    }
+
+    /// The same root file system under an overlay, with the two pipes on a volume.
+    ///
+    /// # Errors
+    /// Where it cannot be mounted.
+    pub fn overlaid(mut self) -> Result<Self> {
+        let inside = |name: &str| self.folder.join(name);
+        fs::rename(inside("rootfs"), inside("lower"))?;
+        for name in ["rootfs", "upper", "work", "volume"] {
+            fs::create_dir(inside(name))?;
+        }
+        for fifo in ["commands", "answers"] {
+            fs::rename(inside("lower/run").join(fifo), inside("volume").join(fifo))?;
+        }
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            inside("lower").display(),
+            inside("upper").display(),
+            inside("work").display()
+        );
+        let options = std::ffi::CString::new(options)?;
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("overlay", inside("rootfs"), "overlay", flags, options.as_c_str())?;
+        self.overlay = Some(Arc::new(Mounted(inside("rootfs"))));
+        self.pipes = inside("volume");
+        let volume = json!({
+            "destination": "/run", "type": "bind", "source": self.pipes, "options": ["rbind", "rw"],
+        });
+        self.config["mounts"].as_array_mut().context("mounts")?.push(volume);
+        Ok(self)
     }
 
     /// What it runs, in place of the test program.
@@ -152,7 +198,7 @@ impl RunningContainer {
     pub fn start_with(runtime: &str, bundle: Bundle, id: &str) -> Result<Self> {
         bundle.write()?;
         let state = bundle.folder.join("state");
-        let pipe = |name: &str| bundle.folder.join("rootfs/run").join(name);
+        let pipe = |name: &str| bundle.pipes.join(name);
         let flags = OFlags::NONBLOCK.bits() as i32;
         let open = |name: &str| {
             OpenOptions::new().read(true).write(true).custom_flags(flags).open(pipe(name))

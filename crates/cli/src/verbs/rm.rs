@@ -1,5 +1,6 @@
 use crate::args::RmArgs;
 use crate::context::Context;
+use dewar_lifecycle::container_process::unmount_files;
 use dewar_lifecycle::remove::{leave, remove_by_force};
 use dewar_lifecycle::{Code, Failure};
 use serde_json::json;
@@ -28,6 +29,7 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
             .state("its memory is kept")
             .advice("'dewar thaw' it first, or use --force"));
     }
+    unmount_files(&guest.folder, &guest.record)?;
     guest.folder.remove_ram(&guest.record)?;
     guest.folder.remove_all()?;
     context.print(json!({"name": args.name}), &format!("{} is removed", args.name));

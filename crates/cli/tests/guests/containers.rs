@@ -146,6 +146,44 @@ fn a_chain_with_holes_comes_back() {
 }
 
 #[test]
+fn its_files_come_back_with_it_and_its_users_own_stay() {
+    let name = "its_files_come_back_with_it_and_its_users_own_stay";
+    let Some(mut c) = adopted(name, |it| it.overlaid().expect("overlay")) else { return };
+    c.ask("check 500 2 none");
+    let writes = "exec 3>>/tmp/open; while sleep 0.01; do echo line >&3; done";
+    std::fs::write(c.container.bundle.folder.join("volume/writes"), writes).expect("script");
+    c.ask("spawn sh /run/writes");
+    c.ask("append /tmp/log one");
+    c.dewar(&["checkpoint", "c"]).done();
+    c.ask("append /tmp/log two");
+    c.container.crash();
+    c.dewar(&["restore", "c"]).done();
+    c.is_well();
+    assert_eq!(c.ask("show /tmp/log"), "one");
+    c.ask("append /tmp/log three");
+    // From a restored one, which has files of ours below it.
+    let again = c.dewar(&["checkpoint", "c"]).done().json();
+    assert_eq!(again["disks"], 1);
+    c.ask("append /tmp/log four");
+    c.dewar(&["restore", "c", "--replace"]).done();
+    assert_eq!(c.ask("show /tmp/log"), "one;three");
+    c.is_well();
+    // One that fails leaves the files as they were.
+    let config = c.container.bundle.folder.join("config.json");
+    let text = std::fs::read_to_string(&config).expect("config");
+    c.ask("append /tmp/log five");
+    c.dewar(&["stop", "c", "--now"]).done();
+    std::fs::write(&config, text.replace("/run", "/elsewhere")).expect("config");
+    c.dewar(&["restore", "c"]).failed(1, &["no container was started"]);
+    std::fs::write(&config, text).expect("config");
+    let shown = std::fs::read_to_string(c.container.bundle.folder.join("rootfs/tmp/log"));
+    assert_eq!(shown.expect("log"), "one\nthree\nfive\n");
+    c.dewar(&["rm", "c"]).done();
+    let own = std::fs::read_to_string(c.container.bundle.folder.join("rootfs/tmp/log"));
+    assert_eq!(own.expect("log"), "one\ntwo\n");
+}
+
+#[test]
 fn whoever_is_killed_the_container_runs_on() {
     let Some(mut c) = adopted("whoever_is_killed_the_container_runs_on", |it| it) else { return };
     c.ask("check 500 2 none");

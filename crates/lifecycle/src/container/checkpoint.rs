@@ -64,10 +64,12 @@ pub fn take(
         session: own_session(),
         tag: request.tag,
         machine: description.to_json(),
+        scratch: folder.make_scratch()?,
     };
     let observer = Guarded { reporter, pauses: guardian.pauses()? };
     reporter.stage("guarded");
     let result = checkpoint_processes(&mut captured, store, options, &observer);
+    folder.remove_scratch();
     let health = captured.health();
     if result.is_ok() || !matches!(health, Health::Unknown(_)) {
         guardian.dismiss();

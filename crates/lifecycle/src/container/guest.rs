@@ -2,8 +2,8 @@
 
 use crate::container_process::{DUMP, images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
-use dewar_guest::{GuestError, Health, ProcessGuest, SavedProcesses};
-use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError};
+use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
+use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError, Overlay};
 use dewar_kernel::available_memory;
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
@@ -12,12 +12,16 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// By which a checkpoint knows the files of the root file system.
+const ROOT_FILES: &str = "root";
+
 /// A container that is a guest of ours.
 pub struct ContainerGuest<'f> {
     folder: &'f GuestFolder,
     container: Container,
     process: ProcessId,
     images: PathBuf,
+    overlay: Option<Overlay>,
     dump: Option<Dump>,
 }
 
@@ -46,7 +50,8 @@ impl<'f> ContainerGuest<'f> {
         }
         let images = images_folder(folder);
         let process = record.process;
-        Ok((Self { folder, container, process, images, dump: None }, description))
+        let overlay = description.overlay.clone();
+        Ok((Self { folder, container, process, images, overlay, dump: None }, description))
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
@@ -56,7 +61,18 @@ impl<'f> ContainerGuest<'f> {
         let options = DumpOptions { folder: self.images.clone(), strays: strays(self.folder) };
         let dump = self.dump.insert(Dump::begin(&self.container, options)?);
         dump.copy_pages()?;
+        if let Some(overlay) = &self.overlay {
+            overlay.save(&archive(&self.images))?;
+            // What it writes on from here is not in it.
+            dump.require_still()?;
+        }
         Ok(())
+    }
+
+    fn saved_files(&self) -> Vec<SavedFiles> {
+        let archive = archive(&self.images);
+        let files = |_: &Overlay| SavedFiles { name: ROOT_FILES.to_owned(), archive };
+        self.overlay.as_ref().map(files).into_iter().collect()
     }
 
     fn failed<T: std::fmt::Display>(&self, operation: &str) -> impl Fn(T) -> GuestError {
@@ -92,6 +108,7 @@ impl ProcessGuest for ContainerGuest<'_> {
             let folder = dump.images();
             Ok(SavedProcesses {
                 memory: memory(&folder, dump)?,
+                files: self.saved_files(),
                 state: pack(&folder).map_err(|cause| OciError::Io {
                     operation: "pack",
                     path: folder.clone(),
@@ -126,6 +143,11 @@ impl Drop for ContainerGuest<'_> {
         self.dump = None;
         let _ = remove_folder(&self.images);
     }
+}
+
+/// The archive of what was written to the root file system.
+fn archive(images: &Path) -> PathBuf {
+    images.join("root.tar")
 }
 
 /// The files of pages, one after the other.

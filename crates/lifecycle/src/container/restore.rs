@@ -1,5 +1,6 @@
 //! A container is brought back from a checkpoint.
 
+use super::root::RestoredRoot;
 use crate::container_process::{images_folder, make_folder, remove_folder};
 use crate::failure::{Code, Failure};
 use crate::host::Host;
@@ -8,7 +9,7 @@ use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
-use dewar_registry::{GuestFolder, GuestRecord, Origin, Phase, ProcessId};
+use dewar_registry::{GuestRecord, Origin, Phase, ProcessId};
 use dewar_units::PAGE_BYTES;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -76,7 +77,14 @@ pub fn restore(
     };
     folder.set_record(&record)?;
     let images = images_folder(&folder);
-    let restored = load(&folder, &image, &container, &state, &images, reporter);
+    let restored = RestoredRoot::mount(store, &image, &description, &folder).and_then(|root| {
+        let process = load(&image, &container, &state, &images, reporter);
+        match &process {
+            Ok(_) => root.keep(),
+            Err(_) => root.give_up(),
+        }
+        process
+    });
     let _ = remove_folder(&images);
     match restored {
         Ok(process) => {
@@ -120,7 +128,6 @@ fn clear_container(container: &Container, replace: bool) -> Result<(), Failure> 
 
 /// Puts the images together, and lets the runtime restore from them.
 fn load(
-    folder: &GuestFolder,
     image: &ImageReader,
     container: &Container,
     state: &[u8],
@@ -143,7 +150,6 @@ fn load(
     let none = DeadRam::new(image, Vec::new())?;
     fill_files(image, files, &none, reporter.observer())?;
     reporter.stage("restoring the processes");
-    let _ = folder;
     let options = RestoreOptions { folder: images.to_owned(), connections: false };
     Ok(dewar_guest_oci::restore(container, &options)?)
 }
