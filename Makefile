@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -39,6 +39,9 @@ guest: setup-to-run
 next-qemu: setup
 	@scripts/fetch-qemu.sh
 
+criu: setup
+	@scripts/fetch-criu.sh
+
 demo: guest
 	@echo "building dewar and the demo (a few minutes, the first time)"
 	cargo build --release -p dewar-cli -p dewar-testkit
@@ -51,13 +54,13 @@ lint: setup
 	@if command -v cargo-deny >/dev/null; then cargo deny -L error check bans licenses sources; \
 	else echo "SKIPPED cargo deny check: cargo-deny is not installed"; fi
 
-test: setup guest next-qemu lint
+test: setup guest next-qemu criu lint
 	scripts/test.sh
 
-test-sweeps: setup guest next-qemu
+test-sweeps: setup guest next-qemu criu
 	scripts/test.sh sweeps
 
-test-fast: setup guest next-qemu
+test-fast: setup guest next-qemu criu
 	scripts/test-fast.sh
 
 test-kvm: setup guest

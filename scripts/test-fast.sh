@@ -14,6 +14,7 @@ guests=(
     freeze::a_frozen_guest_goes_on_and_so_does_its_chain
     redis::a_full_server_fails_the_checkpoint_alone
     adopt::an_adopted_guest_moves_and_freezes
+    containers::a_container_goes_on_where_it_was_saved
 )
 cargo test --workspace -q --lib --bins
 cargo test -p dewar-testkit -q --test layout --test import_cycles

@@ -98,7 +98,7 @@ impl Dump {
         let processes = Processes::of(self.process.pid)?;
         let tracers = processes.tracers();
         self.held = Some((processes, tracers));
-        self.require_still()
+        self.require_frozen()
     }
 
     /// The whole dump, pages and all; the container runs when it is done.
@@ -117,7 +117,7 @@ impl Dump {
     pub fn copy_pages(&mut self) -> Result<(), OciError> {
         if let Some((processes, _)) = &self.held {
             pages::complete(&images(&self.folder), processes)?;
-            self.require_still()?;
+            self.require_frozen()?;
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Dump {
     ///
     /// # Errors
     /// Where the container ran meanwhile.
-    pub fn require_still(&self) -> Result<(), OciError> {
+    pub fn require_frozen(&self) -> Result<(), OciError> {
         let Some((processes, tracers)) = &self.held else { return Ok(()) };
         let are_held = !tracers.is_empty() && !tracers.contains(&0);
         match are_held && processes.tracers() == *tracers {

@@ -1,7 +1,7 @@
 //! The processes of a container: its runtime is asked how they are, and ends them.
 //!
-//! What a dead command left is a CRIU that holds the container, or a container that was being restored;
-//! [`recover`] ends either.
+//! What a dead command left is a CRIU that holds the container, or a container that was being restored:
+//! the next command ends either ([`crate::recovery`]).
 
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
@@ -67,12 +67,12 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
         Container::of(known).runtime.delete(&known.id)?;
         folder.set_record(&GuestRecord { phase: Phase::Running, ..record.clone() })?;
     }
-    put_back(folder, record);
+    let_run(folder, record);
     Ok(true)
 }
 
 /// Lets a container run that a dead command was saving.
-pub(crate) fn put_back(folder: &GuestFolder, record: &GuestRecord) {
+pub(crate) fn let_run(folder: &GuestFolder, record: &GuestRecord) {
     if !matches!(folder.read::<()>(DUMP), Ok(None)) {
         strays(folder).end(record.process);
         let _ = folder.remove(DUMP);

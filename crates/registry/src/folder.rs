@@ -4,7 +4,6 @@ use crate::error::{RegistryError, io_error};
 use crate::frozen::{STATE_FILE, SUMS_FILE, THAWING_FILE};
 use crate::json_file;
 use crate::record::{GuestRecord, RamFile};
-use crate::registry::RAM_PREFIX;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,6 +25,7 @@ const LOCK: &str = "lock";
 pub struct GuestFolder {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
+    pub(crate) unique_name: String,
     pub(crate) ram_prefix: String,
 }
 
@@ -56,7 +56,7 @@ impl GuestFolder {
 
     /// A name that no other guest has, of this root or another.
     pub fn unique_name(&self) -> &str {
-        self.ram_prefix.trim_start_matches(RAM_PREFIX).trim_end_matches('@')
+        &self.unique_name
     }
 
     /// The root that the folder is under.

@@ -73,9 +73,10 @@ impl Registry {
             return Err(RegistryError::BadName(name.to_owned()));
         }
         // '@' is in no name, so no guest's prefix begins another's.
-        let ram_prefix = format!("{RAM_PREFIX}{}@{name}@", self.tag());
+        let unique_name = format!("{}@{name}", self.tag());
+        let ram_prefix = format!("{RAM_PREFIX}{unique_name}@");
         let path = self.root.join("guests").join(name);
-        Ok(GuestFolder { name: name.to_owned(), path, ram_prefix })
+        Ok(GuestFolder { name: name.to_owned(), path, unique_name, ram_prefix })
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("guest", &["units", "memory"]),
     ("registry", &["kernel"]),
     ("guest-qemu", &["units", "guest", "memory", "kernel", "registry"]),
+    ("guest-oci", &["units", "guest", "memory", "kernel", "registry"]),
     ("capture", &["units", "kernel", "memory", "guest"]),
     ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "capture"]),
     ("migrate", &["units", "memory", "codec", "wire", "guest", "capture"]),
@@ -33,6 +34,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
             "guest",
             "registry",
             "guest-qemu",
+            "guest-oci",
             "checkpoint",
             "wire",
             "migrate",
@@ -52,6 +54,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
             "guest",
             "registry",
             "guest-qemu",
+            "guest-oci",
             "checkpoint",
             "qos",
         ],

@@ -184,8 +184,8 @@ fn its_files_come_back_with_it_and_its_users_own_stay() {
 }
 
 #[test]
-fn whoever_is_killed_the_container_runs_on() {
-    let Some(mut c) = adopted("whoever_is_killed_the_container_runs_on", |it| it) else { return };
+fn killed_at_any_step_the_container_runs_on() {
+    let Some(mut c) = adopted("killed_at_any_step_the_container_runs_on", |it| it) else { return };
     c.ask("check 500 2 none");
     for step in ["stopping", "captured", "resumed", "begun", "synced"] {
         let mut command = c.command(&["checkpoint", "c"]);
@@ -263,7 +263,7 @@ fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
             kill(pid, Signal::KILL);
         }
         assert!(!child.wait().expect("wait").success(), "{victims:?}");
-        // Whoever is left does it, or the next command.
+        // The guardian does it, or the next command.
         wait_until("a free guest", Duration::from_secs(20), || c.state() == "running");
         c.is_well();
         c.is_clean();

@@ -64,7 +64,7 @@ impl<'f> ContainerGuest<'f> {
         if let Some(overlay) = &self.overlay {
             overlay.save(&archive(&self.images))?;
             // What it writes on from here is not in it.
-            dump.require_still()?;
+            dump.require_frozen()?;
         }
         Ok(())
     }

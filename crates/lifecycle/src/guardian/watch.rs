@@ -116,7 +116,7 @@ fn roll_back(
     record: &GuestRecord,
 ) -> Result<(), Failure> {
     if record.container.is_some() {
-        container_process::put_back(folder, record);
+        container_process::let_run(folder, record);
         return Ok(());
     }
     if record.phase != Phase::Leaving {
