@@ -8,8 +8,8 @@ struct Known {
 }
 
 /// What is to be done about files that went on without the container.
-const FILES_TOO: &str =
-    "start it on an overlay: then a checkpoint has what it wrote to its root file system, too";
+const FILES_TOO: &str = "a checkpoint has what was written to a root file system that is an overlay, and nothing of volumes: \
+     put the file back, or start the container so that it lies there";
 
 const KNOWN: [Known; 15] = [
     Known {
@@ -103,13 +103,23 @@ pub fn reason(log: &str) -> Option<(String, Option<&'static str>)> {
         .collect();
     for known in &KNOWN {
         if let Some(line) = errors.iter().find(|line| line.contains(known.said)) {
-            let path = line.rsplit_once("path=").map(|(_, path)| format!(": {path}"));
-            return Some((format!("{}{}", known.reason, path.unwrap_or_default()), known.advice));
+            let file = file_of(line).map(|file| format!(": {file}"));
+            return Some((format!("{}{}", known.reason, file.unwrap_or_default()), known.advice));
         }
     }
     // `criu/file.c:12): text`: where it is in CRIU says nothing to its user.
     let first = errors.first()?;
     Some((first.split_once("): ").map_or(*first, |(_, text)| text).to_owned(), None))
+}
+
+/// The file that a line is about.
+fn file_of(line: &str) -> Option<&str> {
+    if let Some((_, path)) = line.rsplit_once("path=") {
+        return Some(path);
+    }
+    // `File run/log has bad size 5 (expect 4)`, `Can't open file run/log on restore: …`
+    let (_, after) = line.split_once(" File ").or_else(|| line.split_once(" file "))?;
+    after.split(' ').next()
 }
 
 #[cfg(test)]
@@ -125,6 +135,9 @@ mod tests {
         let (cause, advice) = reason(log).expect("reason");
         assert_eq!(cause, "it has a file open that lies outside its own mounts: /var/log/web");
         assert!(advice.is_some());
+        let log = "(00.1) Error (criu/files-reg.c:2300): File run/last has bad size 5 (expect 4)";
+        let (cause, _) = reason(log).expect("reason");
+        assert_eq!(cause, "a file that it had open is not as it was: run/last");
     }
 
     #[test]

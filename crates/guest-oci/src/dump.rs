@@ -24,6 +24,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(20);
 /// CRIU's own settings, in the folder of a dump.
 const SETTINGS: &str = "criu.conf";
 
+/// Most bytes of an open file that was deleted: CRIU puts it into its images.
+const MOST_DELETED_BYTES: u64 = 1 << 30;
+
 /// What a dump is to be like.
 #[derive(Debug, Clone)]
 pub struct DumpOptions {
@@ -166,6 +169,7 @@ impl Dump {
 
     fn checkpoint(&self, settings: &str) -> Result<Command, OciError> {
         let path = self.folder.join(SETTINGS);
+        let settings = format!("{settings}ghost-limit {MOST_DELETED_BYTES}\n");
         fs::write(&path, settings).map_err(OciError::io("write", &path))?;
         let mut command = self.container.runtime.command("checkpoint");
         command

@@ -25,6 +25,7 @@ mod criu_images;
 mod criu_log;
 mod dump;
 mod error;
+mod network;
 mod overlay;
 mod pages;
 mod preconditions;

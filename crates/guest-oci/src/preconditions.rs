@@ -2,6 +2,7 @@
 
 use crate::container::Container;
 use crate::error::OciError;
+use crate::network::lost_interfaces;
 use crate::processes::Processes;
 use crate::runtime::find_program;
 use crate::strays::{clean, has_code};
@@ -31,6 +32,12 @@ impl Preconditions {
         let processes = Processes::of(process.pid)?;
         let mut missing = Self::of_host().missing;
         missing.extend(terminal(&config));
+        missing.extend(lost_interfaces(process.pid, &config).into_iter().map(|name| {
+            format!(
+                "nobody would make its network interface {name} at a restore: give its network namespace by \
+                 path, or hooks that make it"
+            )
+        }));
         missing.extend(processes.pids().flat_map(|pid| files(pid, process.pid)));
         if processes.pids().any(has_code) {
             // One that somebody else killed.

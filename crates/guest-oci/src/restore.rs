@@ -3,6 +3,7 @@
 use crate::container::Container;
 use crate::dump::{failure, images, runtime_log, settings, work};
 use crate::error::OciError;
+use crate::network;
 use dewar_registry::ProcessId;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -52,5 +53,7 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
         let _ = container.runtime.delete(&container.id);
         return Err(error);
     }
-    container.process()
+    let process = container.process()?;
+    network::switch_on(process.pid, &container.config()?);
+    Ok(process)
 }

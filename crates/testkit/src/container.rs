@@ -82,6 +82,21 @@ impl Bundle {
         Ok(Self { folder: folder.to_owned(), config: configuration(), pipes, overlay })
     }
 
+    /// Lets it see the programs of the host.
+    ///
+    /// # Errors
+    /// Where its root file system cannot be changed.
+    pub fn with_host_programs(mut self) -> Result<Self> {
+        let root = self.folder.join("rootfs");
+        for folder in ["lib", "lib64"] {
+            std::os::unix::fs::symlink(format!("usr/{folder}"), root.join(folder))?;
+        }
+        fs::create_dir(root.join("usr"))?;
+        let mount = json!({"destination": "/usr", "type": "bind", "source": "/usr", "options": ["bind", "ro"]});
+        self.config["mounts"].as_array_mut().context("mounts")?.push(mount);
+        Ok(self)
+    }
+
     /// The same root file system under an overlay, with the two pipes on a volume.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use dewar_testkit::{
     wait_while_alive,
 };
 use rustix::process::Signal;
+use std::io::BufRead;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -181,6 +182,107 @@ fn its_files_come_back_with_it_and_its_users_own_stay() {
     c.dewar(&["rm", "c"]).done();
     let own = std::fs::read_to_string(c.container.bundle.folder.join("rootfs/tmp/log"));
     assert_eq!(own.expect("log"), "one\ntwo\n");
+}
+
+#[test]
+fn a_tree_of_processes_goes_on_pipes_and_deleted_files_too() {
+    let name = "a_tree_of_processes_goes_on_pipes_and_deleted_files_too";
+    let Some(mut c) = adopted(name, |it| it.overlaid().expect("overlay")) else { return };
+    let script = "exec 4<>/tmp/deleted; i=0; while [ $i -lt 50000 ]; do i=$((i+1)); \
+                  echo 'a line of a file that is deleted, longer than CRIU takes by itself' >&4; done; \
+                  rm /tmp/deleted\n\
+                  (i=0; while :; do i=$((i+1)); echo $i; sleep 0.005; done) | \
+                  (last=0; while read n; do last=$((last+1)); \
+                  [ $n = $last ] || echo $n after $last > /run/broken; \
+                  [ -s /proc/self/fd/4 ] || echo empty > /run/broken; echo $n > /tmp/last; done)";
+    let volume = c.container.bundle.folder.join("volume");
+    std::fs::write(volume.join("tree"), script).expect("script");
+    c.ask("spawn sh /run/tree");
+    let numbers = c.container.bundle.folder.join("rootfs/tmp/last");
+    let last = || {
+        assert!(
+            !volume.join("broken").exists(),
+            "{:?}",
+            std::fs::read_to_string(volume.join("broken"))
+        );
+        let text = std::fs::read_to_string(&numbers).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    let goes_on = || {
+        let before = last();
+        wait_until("work", Duration::from_secs(20), || last() > before + 20);
+    };
+    goes_on();
+    c.dewar(&["checkpoint", "c"]).done();
+    let saved = last();
+    goes_on();
+    c.container.crash();
+    c.dewar(&["restore", "c"]).done();
+    wait_until("the count to begin again", Duration::from_secs(20), || last() < saved + 20);
+    goes_on();
+    c.dewar(&["checkpoint", "c"]).done();
+    goes_on();
+}
+
+#[test]
+fn redis_keeps_its_data_and_its_client() {
+    let server = |bundle: Bundle| {
+        let link = bundle.folder.join("rootfs/tmp/redis-server");
+        std::os::unix::fs::symlink("/usr/bin/redis-check-rdb", link).expect("link");
+        let line = ["/tmp/redis-server", "--save", "", "--enable-debug-command", "yes"];
+        bundle.with_host_programs().expect("programs").running(&line)
+    };
+    let Some(c) = adopted("redis_keeps_its_data_and_its_client", server) else { return };
+    let in_its_network = |words: &[&str]| {
+        let mut command = Command::new("nsenter");
+        let pid = c.container.pid().to_string();
+        command.args(["--target", &pid, "--net", "redis-cli"]).args(words);
+        command
+    };
+    let cli = |words: &[&str]| {
+        let output = in_its_network(words).output().expect("redis-cli");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    wait_until("redis", Duration::from_secs(20), || cli(&["ping"]) == "PONG");
+    cli(&["debug", "populate", "20000", "key", "500"]);
+    // One connection that is open all the while; each answer is one more than the one before.
+    let mut client = in_its_network(&["-r", "-1", "-i", "0.002", "incr", "count"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("redis-cli");
+    let answers = std::io::BufReader::new(client.stdout.take().expect("output"));
+    let mut answers =
+        answers.lines().map(|line| line.expect("answer").parse::<u64>().expect("number"));
+    let mut expected = 1;
+    let mut answered = |count: u64| {
+        for _ in 0..count {
+            assert_eq!(answers.next(), Some(expected), "the client's connection");
+            expected += 1;
+        }
+    };
+    answered(20);
+    let connections = || {
+        cli(&["info", "stats"]).lines().find_map(|line| {
+            line.trim()
+                .strip_prefix("total_connections_received:")
+                .map(|it| it.parse::<u64>().expect("number"))
+        })
+    };
+    let before = connections();
+    for _ in 0..3 {
+        c.dewar(&["checkpoint", "c"]).done();
+        answered(50);
+    }
+    // Asking is one, too; the client that stays had no need of another.
+    assert_eq!(connections(), before.map(|it| it + 1));
+    kill(client.id() as i32, Signal::KILL);
+    client.wait().expect("wait");
+    c.container.crash();
+    c.dewar(&["restore", "c"]).done();
+    wait_until("redis", Duration::from_secs(20), || cli(&["ping"]) == "PONG");
+    assert_eq!(cli(&["dbsize"]), "20001");
+    assert!(cli(&["get", "count"]).parse::<u64>().expect("number") >= 120);
+    assert_eq!(cli(&["get", "key:19999"]).len(), 500);
 }
 
 #[test]
