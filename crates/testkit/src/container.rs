@@ -17,20 +17,24 @@ fn cache() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache")
 }
 
-/// The `PATH` with which the fetched CRIU is found; or what is missing for tests of containers.
+/// The `PATH` with which CRIU and a runtime are found; or what is missing for tests of containers.
 ///
 /// # Errors
 /// Names what is missing.
-pub fn container_tools() -> Result<String, String> {
+pub fn container_tools(runtime: &str) -> Result<String, String> {
     let criu = cache().join("criu");
     if !criu.join("criu").exists() {
         return Err("CRIU was not fetched ('make criu')".to_owned());
     }
+    // crun says so, and ends.
+    if runtime == "crun" && !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        return Err("crun needs control groups of version 2 alone".to_owned());
+    }
     let own = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{own}:/usr/sbin:/sbin", criu.display());
-    match Command::new("runc").arg("--version").env("PATH", &path).output() {
+    match Command::new(runtime).arg("--version").env("PATH", &path).output() {
         Ok(_) => Ok(path),
-        Err(_) => Err("runc is not installed".to_owned()),
+        Err(_) => Err(format!("{runtime} is not installed")),
     }
 }
 
@@ -239,7 +243,7 @@ impl RunningContainer {
     /// A command of the runtime.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.runtime);
-        command.env("PATH", container_tools().unwrap_or_default());
+        command.env("PATH", container_tools(&self.runtime).unwrap_or_default());
         command.arg("--root").arg(&self.state).args(words);
         command
     }

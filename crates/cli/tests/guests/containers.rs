@@ -19,7 +19,16 @@ struct Adopted {
 
 /// Starts one; `None`, said by name, where this host has not what it takes.
 fn adopted(test: &str, change: impl FnOnce(Bundle) -> Bundle) -> Option<Adopted> {
-    let path = match container_tools() {
+    adopted_from("runc", test, change)
+}
+
+/// The same with another runtime.
+fn adopted_from(
+    runtime: &str,
+    test: &str,
+    change: impl FnOnce(Bundle) -> Bundle,
+) -> Option<Adopted> {
+    let path = match container_tools(runtime) {
         Ok(path) => path,
         Err(why) => {
             println!("SKIPPED containers::{test}: {why}");
@@ -29,10 +38,11 @@ fn adopted(test: &str, change: impl FnOnce(Bundle) -> Bundle) -> Option<Adopted>
     let lab = common::lab();
     let bundle = Bundle::new(&lab.path().join("bundle")).expect("bundle");
     let id = format!("dewar-{}", lab.path().file_name().expect("name").to_string_lossy());
-    let container = RunningContainer::start(change(bundle), &id).expect("container");
+    let container = RunningContainer::start_with(runtime, change(bundle), &id).expect("container");
     let adopted = Adopted { lab, container, path };
     let state = adopted.container.state.display().to_string();
-    adopted.dewar(&["adopt", "c", "--container", &id, "--runtime-root", &state]).done();
+    let words = ["adopt", "c", "--container", &id, "--runtime", runtime, "--runtime-root", &state];
+    adopted.dewar(&words).done();
     Some(adopted)
 }
 
@@ -119,6 +129,30 @@ fn a_container_goes_on_where_it_was_saved() {
     c.is_well();
     c.dewar(&["verify", "first"]).done();
     c.is_clean();
+}
+
+#[test]
+fn one_of_crun_goes_on_too() {
+    let overlaid = |it: Bundle| it.overlaid().expect("overlay");
+    let Some(mut c) = adopted_from("crun", "one_of_crun_goes_on_too", overlaid) else { return };
+    c.ask("check 2000 3 none hard");
+    c.ask("append /tmp/log one");
+    c.dewar(&["checkpoint", "c"]).done();
+    c.is_well();
+    c.ask("append /tmp/log two");
+    c.is_clean();
+    c.container.crash();
+    c.dewar(&["restore", "c"]).done();
+    c.is_well();
+    assert_eq!(c.ask("show /tmp/log"), "one");
+    let held = common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c"]), "captured");
+    held.kill();
+    c.is_well();
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
+    c.dewar(&["stop", "c", "--now"]).done();
+    assert!(c.container.runtime_state().is_none());
 }
 
 #[test]
@@ -349,8 +383,12 @@ fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
     let Some(mut c) = adopted(name, |it| it) else { return };
     c.ask("check 500 2 none");
     for victims in [&["command"][..], &["command", "guardian"], &["criu"], &["command", "criu"]] {
-        let mut child =
-            c.command(&["checkpoint", "c"]).stderr(Stdio::null()).spawn().expect("dewar");
+        let mut child = c
+            .command(&["checkpoint", "c"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("dewar");
         let pid = c.container.pid();
         let is_locked = || tracer(pid) != 0 && c.rules().contains("CRIU");
         wait_until("a closed network", Duration::from_secs(20), is_locked);
