@@ -1,11 +1,12 @@
 //! A checkpoint of a guest that is made of processes.
 //!
 //! ```text
-//!  stopped  1. stop     the guest is frozen, saved, and its memory copied
-//!  running  2. behind   encode the copy, write the record
+//!  running  1. epochs   copy all memory, then what was written meanwhile, until that is little
+//!  stopped  2. stop     the guest is frozen and saved; what was written since is copied
+//!  running  3. behind   encode the copy, write the record
 //! ```
 //!
-//! There is a copy of the whole memory, so nothing has to be tracked. Pages move from one place to another in the
+//! There is a copy of the whole memory. Pages move from one place to another in the
 //! copy as processes map and unmap memory: what an earlier checkpoint has is found by content
 //! ([`dewar_image::Dedup::Known`]), wherever it is.
 
@@ -15,8 +16,8 @@ use dewar_capture::{CaptureStep, PIECE, Pieces, Workers};
 use dewar_codec::Compression;
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_image::{
-    CaptureCounts, Dedup, DiskRecord, ImageError, ImageOptions, ImageReader, ImageWriter,
-    MemoryRecord, Record, RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DiskRecord, EpochRecord, ImageError, ImageOptions, ImageReader,
+    ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_kernel::OwnSession;
 use dewar_memory::Ram;
@@ -26,6 +27,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+/// Most epochs; what is left then is copied in the pause.
+const MOST_EPOCHS: usize = 8;
+/// So many pages are copied in no time.
+const FEW: u64 = 128;
 /// The format of files in a store.
 const ARCHIVE: &str = "tar";
 
@@ -62,7 +67,9 @@ pub fn checkpoint_processes<'s>(
 ) -> Result<Record, CheckpointError> {
     let began = Instant::now();
     let observer = &Timeline::new(observer, began);
-    let taken = capture(guest, observer);
+    let mut epochs = Vec::new();
+    let taken =
+        copy_running(guest, began, &mut epochs, observer).and_then(|()| capture(guest, observer));
     let (saved, pause) = taken.map_err(|error| {
         guest.rollback();
         observer.step(Step::Capture(CaptureStep::PutBack));
@@ -100,7 +107,8 @@ pub fn checkpoint_processes<'s>(
         duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
-        captured: CaptureCounts { stopped: pages, ..CaptureCounts::default() },
+        captured: CaptureCounts { stopped: saved.stopped_pages, ..CaptureCounts::default() },
+        epochs,
         stages: observer.stages(),
         ..Summary::default()
     };
@@ -117,6 +125,29 @@ pub fn checkpoint_processes<'s>(
     let record = writer.commit(record, disks)?;
     observer.step(Step::Committed);
     Ok(record)
+}
+
+/// Copies the memory while the guest runs, until little is written from one epoch to the next.
+fn copy_running(
+    guest: &mut dyn ProcessGuest,
+    began: Instant,
+    epochs: &mut Vec<EpochRecord>,
+    observer: &dyn Observer,
+) -> Result<(), GuestError> {
+    let mut before = u64::MAX;
+    while epochs.len() < MOST_EPOCHS {
+        let at_ms = began.elapsed().as_secs_f64() * 1e3;
+        let Some(dirty_pages) = guest.copy_running()? else { break };
+        epochs.push(EpochRecord { at_ms, dirty_pages });
+        let number = epochs.len();
+        observer.step(Step::Capture(CaptureStep::Epoch { number, dirty_pages, pause: None }));
+        // In the pause it is not more than in an epoch that is hardly shorter.
+        if dirty_pages <= FEW || dirty_pages > before / 4 * 3 {
+            break;
+        }
+        before = dirty_pages;
+    }
+    Ok(())
 }
 
 /// Puts an archive of files where the store has copies of disks.

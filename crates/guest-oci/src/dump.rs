@@ -4,6 +4,7 @@ use crate::container::Container;
 use crate::criu_log;
 use crate::error::OciError;
 use crate::pages::{self, PagesFile};
+use crate::precopy::PreCopy;
 use crate::processes::Processes;
 use crate::runtime::last_line;
 use crate::strays::Strays;
@@ -28,12 +29,14 @@ const SETTINGS: &str = "criu.conf";
 const MOST_DELETED_BYTES: u64 = 1 << 30;
 
 /// What a dump is to be like.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct DumpOptions {
     /// An empty folder for the images: in memory, as large as that of the processes.
     pub folder: PathBuf,
     /// Whose processes these are, to those who find them later.
     pub strays: Strays,
+    /// What was copied of the memory before.
+    pub copied: PreCopy,
 }
 
 /// A container on its way into a folder of images.
@@ -47,6 +50,8 @@ pub struct Dump {
     strays: Strays,
     /// The processes, and who held each of them from the start.
     held: Option<(Processes, Vec<i32>)>,
+    /// What is copied of the memory.
+    copied: Option<PreCopy>,
     runtime: Option<Child>,
     /// The connection that the container's end waits for, where its pages are left to us.
     hold: Option<TcpStream>,
@@ -58,7 +63,7 @@ impl Dump {
     /// # Errors
     /// Where it cannot be saved; it runs on.
     pub fn begin(container: &Container, options: DumpOptions) -> Result<Self, OciError> {
-        let DumpOptions { folder, strays } = options;
+        let DumpOptions { folder, strays, copied } = options;
         let process = container.process()?;
         for inside in [images(&folder), work(&folder)] {
             fs::create_dir_all(&inside).map_err(OciError::io("create", &inside))?;
@@ -69,6 +74,7 @@ impl Dump {
             folder,
             strays,
             held: None,
+            copied: Some(copied),
             runtime: None,
             hold: None,
         };
@@ -113,16 +119,27 @@ impl Dump {
         Ok(())
     }
 
-    /// Copies the pages of the memory into the images. From then on nothing is missing of them.
+    /// Copies the pages of the memory that are not copied yet. Returns how many those were.
     ///
     /// # Errors
     /// Where there is no room, or the container ran meanwhile: the images are of no use then.
-    pub fn copy_pages(&mut self) -> Result<(), OciError> {
-        if let Some((processes, _)) = &self.held {
-            pages::complete(&images(&self.folder), processes)?;
-            self.require_frozen()?;
-        }
-        Ok(())
+    pub fn copy_pages(&mut self) -> Result<u64, OciError> {
+        let (Some((processes, _)), Some(copied)) = (&self.held, &mut self.copied) else {
+            // CRIU itself does it.
+            return Ok(0);
+        };
+        copied.finish(&images(&self.folder), processes)?;
+        let pages = copied.stopped_pages();
+        self.require_frozen()?;
+        Ok(pages)
+    }
+
+    /// Puts the pages into the images, of which nothing is missing then. The container may run.
+    ///
+    /// # Errors
+    /// Where there is no room.
+    pub fn assemble(&mut self) -> Result<(), OciError> {
+        self.copied.take().map_or(Ok(()), |copied| copied.assemble(&images(&self.folder)))
     }
 
     /// That every process was held by CRIU, the same, ever since the images were written: it holds each

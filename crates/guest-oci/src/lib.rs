@@ -5,12 +5,14 @@
 //!
 //! ```text
 //!  runtime, CRIU                              Dewar
+//!                                             copies pages while the container runs      PreCopy::round
 //!  freezes the container
 //!  writes its images, but not the pages
 //!  waits at a "lazy pages" port  ---------->  connects: nobody else can end it now      Dump::begin
-//!                                             reads the pages from /proc/PID/mem        Dump::copy_pages
+//!                                             copies what was written since             Dump::copy_pages
 //!                                             looks that it stood still all the while
 //!  lets the container run  <----------------  closes the connection                     Dump::end
+//!                                             puts the pages into the images            Dump::assemble
 //! ```
 //!
 //! With a runtime that has no lazy pages (crun) CRIU writes the pages itself. Either way there is a folder of
@@ -29,9 +31,11 @@ mod network;
 mod overlay;
 mod pages;
 mod preconditions;
+mod precopy;
 mod processes;
 mod restore;
 mod runtime;
+mod staging;
 mod strays;
 
 pub use container::{Container, Description, is_container};
@@ -40,6 +44,7 @@ pub use error::OciError;
 pub use overlay::{Overlay, unmount_from};
 pub use pages::PagesFile;
 pub use preconditions::Preconditions;
+pub use precopy::PreCopy;
 pub use restore::{RestoreOptions, restore};
 pub use runtime::{ContainerState, Runtime, Status};
 pub use strays::Strays;

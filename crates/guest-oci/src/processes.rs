@@ -38,6 +38,11 @@ impl Processes {
         self.by_number.get(&number).copied()
     }
 
+    /// The container's number and the host's of each.
+    pub fn all(&self) -> impl Iterator<Item = (i32, i32)> + '_ {
+        self.by_number.iter().map(|(number, pid)| (*number, *pid))
+    }
+
     /// The host's numbers.
     pub fn pids(&self) -> impl Iterator<Item = i32> + '_ {
         self.by_number.values().copied()
@@ -88,7 +93,7 @@ fn numbers(pid: i32) -> Result<Vec<i32>, OciError> {
 }
 
 /// The numbers of a line of `/proc/PID/status`; at least one.
-fn field(pid: i32, name: &str) -> Option<Vec<i32>> {
+pub fn field(pid: i32, name: &str) -> Option<Vec<i32>> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let numbers: Vec<i32> = line.split_whitespace().filter_map(|it| it.parse().ok()).collect();

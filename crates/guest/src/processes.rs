@@ -4,12 +4,13 @@ use crate::{GuestError, Health};
 use dewar_memory::Ram;
 use std::path::PathBuf;
 
-/// A guest that is made of processes of the host. Its memory is in no file of ours: it is copied while the
-/// guest stands still.
+/// A guest that is made of processes of the host. Its memory is in no file of ours: it is copied, while the
+/// guest runs as far as that goes, and the rest while it stands still.
 ///
-/// The order of a capture is [`stop`], [`resume`], [`saved`]. After a failure anywhere, and whenever the caller
+/// The order of a capture is [`copy_running`] at will, [`stop`], [`resume`], [`saved`]. After a failure anywhere, and whenever the caller
 /// gives up, [`rollback`] lets the guest run; it may be called at any point and twice.
 ///
+/// [`copy_running`]: ProcessGuest::copy_running
 /// [`stop`]: ProcessGuest::stop
 /// [`resume`]: ProcessGuest::resume
 /// [`saved`]: ProcessGuest::saved
@@ -18,7 +19,14 @@ pub trait ProcessGuest {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// Stops it, saves what it is, and copies its memory.
+    /// Copies the pages of its memory that were written since the last call, or all at the first, while it
+    /// runs. Returns how many pages that were; `None` where it cannot be done so.
+    ///
+    /// # Errors
+    /// Where there is no room for the copies.
+    fn copy_running(&mut self) -> Result<Option<u64>, GuestError>;
+
+    /// Stops it, saves what it is, and copies what is not copied of its memory.
     ///
     /// # Errors
     /// Where it cannot be saved.
@@ -48,6 +56,8 @@ pub trait ProcessGuest {
 pub struct SavedProcesses {
     /// The pages of its memory, copied.
     pub memory: Ram,
+    /// How many of its pages were copied while it stood still.
+    pub stopped_pages: u64,
     /// All else of the processes.
     pub state: Vec<u8>,
     /// What they wrote to files, as archives.

@@ -10,7 +10,9 @@ use std::os::fd::AsRawFd;
 const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
-const PAGE_IS_WRITTEN: u64 = 2;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 /// Regions fetched by one call.
 const VECTOR: usize = 4096;
 /// Bytes looked at by one call. It holds the process's mmap lock: should a
@@ -76,7 +78,7 @@ impl Pagemap {
         range: Range<u64>,
         found: impl FnMut(ScannedRange),
     ) -> Result<(), KernelError> {
-        self.scan(range, PM_SCAN_CHECK_WPASYNC, found)
+        self.scan(range, PM_SCAN_CHECK_WPASYNC, 0, found)
     }
 
     /// The same, and protects the pages it tells of again, each in one atomic
@@ -92,13 +94,40 @@ impl Pagemap {
         range: Range<u64>,
         found: impl FnMut(ScannedRange),
     ) -> Result<(), KernelError> {
-        self.scan(range, PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING, found)
+        self.scan(range, PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING, 0, found)
+    }
+
+    /// As [`Pagemap::written`], but told are only pages that have memory, or lie in swap: of private memory, where
+    /// pages that were never touched are no concern, and are not to be marked.
+    ///
+    /// # Errors
+    /// As [`Pagemap::written`].
+    pub fn written_populated(
+        &self,
+        range: Range<u64>,
+        found: impl FnMut(ScannedRange),
+    ) -> Result<(), KernelError> {
+        self.scan(range, PM_SCAN_CHECK_WPASYNC, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, found)
+    }
+
+    /// As [`Pagemap::written_and_protect`], of those pages only.
+    ///
+    /// # Errors
+    /// As [`Pagemap::written`].
+    pub fn written_populated_and_protect(
+        &self,
+        range: Range<u64>,
+        found: impl FnMut(ScannedRange),
+    ) -> Result<(), KernelError> {
+        let flags = PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING;
+        self.scan(range, flags, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, found)
     }
 
     fn scan(
         &self,
         range: Range<u64>,
         flags: u64,
+        any_of: u64,
         mut found: impl FnMut(ScannedRange),
     ) -> Result<(), KernelError> {
         debug_assert!(range.start % PAGE_BYTES as u64 == 0 && range.end % PAGE_BYTES as u64 == 0);
@@ -115,6 +144,7 @@ impl Pagemap {
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
                 category_mask: PAGE_IS_WRITTEN,
+                category_anyof_mask: any_of,
                 return_mask: PAGE_IS_WRITTEN,
                 ..ScanArgument::default()
             };

@@ -3,7 +3,7 @@
 //! the command, and the next command finds it by its features in `/proc/PID/fdinfo`.
 
 use crate::inject::inject_syscall;
-use crate::uffd::{FEATURES, NEW_FLAGS, USERFAULTFD_IOC_NEW};
+use crate::uffd::{FEATURES, NEW_FLAGS, USER_MODE_ONLY, USERFAULTFD_IOC_NEW};
 use crate::{KernelError, Pid, ProcessHandle, Userfaultfd, list_fds};
 use std::fs;
 use std::io;
@@ -69,6 +69,24 @@ pub fn new_userfaultfd_of(
         inject_syscall(process.pid(), libc::SYS_close as u64, [number as u64, 0, 0])?;
     }
     make(process, origin)
+}
+
+/// A userfaultfd for the memory of a process, of which the process itself keeps no copy: what it tracks ends with
+/// ours. Made without any right: it may only be used to track writes.
+///
+/// # Errors
+/// EPERM where a filter of system calls refuses it; else where the process cannot be traced.
+pub fn passing_userfaultfd_of(process: &ProcessHandle) -> Result<Userfaultfd, KernelError> {
+    let pid = process.pid();
+    let flags = NEW_FLAGS | USER_MODE_ONLY;
+    let number = inject_syscall(pid, libc::SYS_userfaultfd as u64, [flags, 0, 0])?.result;
+    if number < 0 {
+        let cause = io::Error::from_raw_os_error(-number as i32);
+        return Err(KernelError::new("userfaultfd", pid.to_string(), cause));
+    }
+    let made = process.fetch_fd(number as i32);
+    inject_syscall(pid, libc::SYS_close as u64, [number as u64, 0, 0])?;
+    Userfaultfd::handshake(made?, pid)
 }
 
 /// Makes a process unmap memory of its own that nothing in it needs.

@@ -3,7 +3,7 @@
 use crate::container_process::{DUMP, images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
-use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError, Overlay};
+use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy};
 use dewar_kernel::available_memory;
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
@@ -22,6 +22,9 @@ pub struct ContainerGuest<'f> {
     process: ProcessId,
     images: PathBuf,
     overlay: Option<Overlay>,
+    /// What is copied of its memory before it is stopped.
+    copied: Option<PreCopy>,
+    stopped_pages: u64,
     dump: Option<Dump>,
 }
 
@@ -51,28 +54,31 @@ impl<'f> ContainerGuest<'f> {
         let images = images_folder(folder);
         let process = record.process;
         let overlay = description.overlay.clone();
-        Ok((Self { folder, container, process, images, overlay, dump: None }, description))
+        make_folder(&images)?;
+        let copied = Some(PreCopy::new(process.pid, &images)?);
+        let (stopped_pages, dump) = (0, None);
+        let guest =
+            Self { folder, container, process, images, overlay, copied, stopped_pages, dump };
+        Ok((guest, description))
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
-        make_folder(&self.images)?;
+        let copied = match self.copied.take() {
+            Some(copied) => copied,
+            None => PreCopy::new(self.process.pid, &self.images)?,
+        };
         // From here on a command that finds us dead lets the container run.
         self.folder.write_for_now(DUMP, &())?;
-        let options = DumpOptions { folder: self.images.clone(), strays: strays(self.folder) };
+        let options =
+            DumpOptions { folder: self.images.clone(), strays: strays(self.folder), copied };
         let dump = self.dump.insert(Dump::begin(&self.container, options)?);
-        dump.copy_pages()?;
+        self.stopped_pages = dump.copy_pages()?;
         if let Some(overlay) = &self.overlay {
             overlay.save(&archive(&self.images))?;
             // What it writes on from here is not in it.
             dump.require_frozen()?;
         }
         Ok(())
-    }
-
-    fn saved_files(&self) -> Vec<SavedFiles> {
-        let archive = archive(&self.images);
-        let files = |_: &Overlay| SavedFiles { name: ROOT_FILES.to_owned(), archive };
-        self.overlay.as_ref().map(files).into_iter().collect()
     }
 
     fn failed<T: std::fmt::Display>(&self, operation: &str) -> impl Fn(T) -> GuestError {
@@ -90,6 +96,12 @@ impl ProcessGuest for ContainerGuest<'_> {
         self.folder.name()
     }
 
+    fn copy_running(&mut self) -> Result<Option<u64>, GuestError> {
+        let round =
+            self.copied.as_mut().filter(|_| self.container.leaves_pages()).map(PreCopy::round);
+        round.transpose().map_err(self.failed("copying the memory"))
+    }
+
     fn stop(&mut self) -> Result<(), GuestError> {
         self.begin().map_err(|failure| self.failed("saving")(failure.whole()))
     }
@@ -101,14 +113,17 @@ impl ProcessGuest for ContainerGuest<'_> {
     }
 
     fn saved(&mut self) -> Result<SavedProcesses, GuestError> {
-        let Some(dump) = &self.dump else {
+        let stopped_pages = self.stopped_pages;
+        let Some(dump) = &mut self.dump else {
             return Err(self.failed("saving")("it was not stopped"));
         };
-        let read = || -> Result<SavedProcesses, OciError> {
+        let mut read = || -> Result<SavedProcesses, OciError> {
+            dump.assemble()?;
             let folder = dump.images();
             Ok(SavedProcesses {
                 memory: memory(&folder, dump)?,
-                files: self.saved_files(),
+                stopped_pages,
+                files: saved_files(self.overlay.as_ref(), &self.images),
                 state: pack(&folder).map_err(|cause| OciError::Io {
                     operation: "pack",
                     path: folder.clone(),
@@ -116,7 +131,8 @@ impl ProcessGuest for ContainerGuest<'_> {
                 })?,
             })
         };
-        read().map_err(self.failed("reading what was saved"))
+        let saved = read();
+        saved.map_err(self.failed("reading what was saved"))
     }
 
     fn rollback(&mut self) {
@@ -143,6 +159,12 @@ impl Drop for ContainerGuest<'_> {
         self.dump = None;
         let _ = remove_folder(&self.images);
     }
+}
+
+fn saved_files(overlay: Option<&Overlay>, images: &Path) -> Vec<SavedFiles> {
+    let archive = archive(images);
+    let files = |_: &Overlay| SavedFiles { name: ROOT_FILES.to_owned(), archive };
+    overlay.map(files).into_iter().collect()
 }
 
 /// The archive of what was written to the root file system.
