@@ -107,8 +107,12 @@ pub fn checkpoint_processes<'s>(
         duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
         total_ms: began.elapsed().as_secs_f64() * 1e3,
+        // Of an epoch there may have been memory that was given back since.
+        epochs: epochs
+            .iter()
+            .map(|it| EpochRecord { dirty_pages: it.dirty_pages.min(pages), ..*it })
+            .collect(),
         captured: CaptureCounts { stopped: saved.stopped_pages, ..CaptureCounts::default() },
-        epochs,
         stages: observer.stages(),
         ..Summary::default()
     };
@@ -185,8 +189,7 @@ fn capture(
 ) -> Result<(SavedProcesses, Duration), GuestError> {
     let reached = |step| observer.step(Step::Capture(step));
     reached(CaptureStep::Stopping);
-    let stopped = Instant::now();
-    guest.stop()?;
+    let stopped = guest.stop()?;
     reached(CaptureStep::Captured);
     guest.resume()?;
     let pause = stopped.elapsed();

@@ -5,7 +5,7 @@ use crate::criu_log;
 use crate::error::OciError;
 use crate::pages::{self, PagesFile};
 use crate::precopy::PreCopy;
-use crate::processes::Processes;
+use crate::processes::{Processes, tracer};
 use crate::runtime::last_line;
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to let it run.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
+/// How often it is looked whether a container is frozen.
+const LOOK: Duration = Duration::from_millis(2);
 /// CRIU's own settings, in the folder of a dump.
 const SETTINGS: &str = "criu.conf";
 
@@ -52,6 +54,7 @@ pub struct Dump {
     held: Option<(Processes, Vec<i32>)>,
     /// What is copied of the memory.
     copied: Option<PreCopy>,
+    frozen_at: Instant,
     runtime: Option<Child>,
     /// The connection that the container's end waits for, where its pages are left to us.
     hold: Option<TcpStream>,
@@ -75,6 +78,7 @@ impl Dump {
             strays,
             held: None,
             copied: Some(copied),
+            frozen_at: Instant::now(),
             runtime: None,
             hold: None,
         };
@@ -94,6 +98,7 @@ impl Dump {
         let mut child = self.spawn(command)?;
         let status = child.stdout.take().map(OwnedFd::from);
         self.runtime = Some(child);
+        self.copy_until_frozen()?;
         if !is_ready(status)? {
             return Err(self.what_criu_said("saving"));
         }
@@ -108,6 +113,28 @@ impl Dump {
         let tracers = processes.tracers();
         self.held = Some((processes, tracers));
         self.require_frozen()
+    }
+
+    /// Copies what is written while the runtime and CRIU start, which takes longer than what they do then.
+    fn copy_until_frozen(&mut self) -> Result<(), OciError> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let is_frozen = |dump: &Self| tracer(dump.process.pid) != 0;
+        let has_ended = |dump: &mut Self| {
+            dump.runtime.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)))
+        };
+        while !is_frozen(self) && !has_ended(self) && Instant::now() < deadline {
+            if let Some(copied) = &mut self.copied {
+                copied.round_of_tracked()?;
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.frozen_at = Instant::now();
+        Ok(())
+    }
+
+    /// When the container was found to stand still.
+    pub fn frozen_at(&self) -> Instant {
+        self.frozen_at
     }
 
     /// The whole dump, pages and all; the container runs when it is done.

@@ -78,6 +78,15 @@ impl PreCopy {
     /// Where there is no room for them, or the container has ended.
     pub fn round(&mut self) -> Result<u64, OciError> {
         self.track_new()?;
+        self.round_of_tracked()
+    }
+
+    /// The same, but what is new is not tracked: of a container that may be frozen at any moment no process must
+    /// be held by us.
+    ///
+    /// # Errors
+    /// As [`PreCopy::round`].
+    pub(crate) fn round_of_tracked(&mut self) -> Result<u64, OciError> {
         let mut bytes = 0;
         for task in self.tasks.values_mut() {
             let Some(tracking) = &mut task.tracking else { continue };
@@ -215,9 +224,7 @@ impl Tracking {
 
     /// Whether it is of the memory that the process has now: after exec it is of none.
     fn is_of(&self, pid: i32) -> bool {
-        let Ok(now) = TrackedPages::open(Pid(pid)) else { return false };
-        // Each span may be gone by itself; not all of them.
-        self.spans.iter().any(|span| now.written_populated(span.clone(), |_| {}).is_ok())
+        !self.clean_and_written(pid).is_empty()
     }
 
     fn track_new(&mut self, pid: i32) {
@@ -247,15 +254,24 @@ impl Tracking {
 
     /// What was not written since it was last taken, of the memory that the process has now; in order.
     fn clean(&self, pid: i32) -> Vec<Range<u64>> {
+        let parts = self.clean_and_written(pid).into_iter();
+        parts.flat_map(|(part, written)| subtract(&part, &written)).collect()
+    }
+
+    /// The parts of the memory that the process has now which were tracked all the while, and what was written
+    /// in each since it was last taken. Each lies in one mapping: of others the kernel refuses to tell.
+    fn clean_and_written(&self, pid: i32) -> Vec<(Range<u64>, Vec<Range<u64>>)> {
         let Ok(now) = TrackedPages::open(Pid(pid)) else { return Vec::new() };
-        let mut clean = Vec::new();
-        for span in &self.spans {
-            let mut written = Vec::new();
-            if now.written_populated(span.clone(), |range| written.push(range)).is_ok() {
-                clean.extend(subtract(span, &written));
+        let mut told = Vec::new();
+        for mapping in anonymous_mappings(pid) {
+            for part in intersect(&mapping, &self.spans) {
+                let mut written = Vec::new();
+                if now.written_populated(part.clone(), |range| written.push(range)).is_ok() {
+                    told.push((part, written));
+                }
             }
         }
-        clean
+        told
     }
 }
 
@@ -308,6 +324,7 @@ fn subtract(range: &Range<u64>, list: &[Range<u64>]) -> Vec<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn ranges_are_cut_at_the_edges_of_others() {
@@ -317,6 +334,46 @@ mod tests {
         assert_eq!(subtract(&(31..39), &list), [] as [Range<u64>; 0]);
         assert_eq!(intersect(&(20..30), &list), [] as [Range<u64>; 0]);
         assert_eq!(subtract(&(20..30), &list), [20..30]);
+    }
+
+    #[test]
+    fn of_a_process_that_called_exec_nothing_is_clean() {
+        // At the same addresses, as far as that goes.
+        let mut child = std::process::Command::new("setarch")
+            .args(["-R", "sh", "-c", "while read line; do [ $line != go ] || exec sleep 100; done"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("sh");
+        let pid = child.id() as i32;
+        let mut input = child.stdin.take().expect("input");
+        let mut say = |word: &str| writeln!(input, "{word}").expect("a word");
+        let program = |name: &str| {
+            let comm = || fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            while comm().trim() != name {
+                std::thread::yield_now();
+            }
+        };
+        program("sh");
+        let mut tracking = loop {
+            // It may still be loading its libraries.
+            match Tracking::begin(pid) {
+                Some(tracking) if !tracking.spans.is_empty() => break tracking,
+                _ => std::thread::yield_now(),
+            }
+        };
+        let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|it| it.end - it.start).sum::<u64>();
+        assert!(bytes(&tracking.take()) > 0, "all that has memory is taken first");
+        assert!(bytes(&tracking.clean(pid)) > 0);
+        say("word");
+        while bytes(&tracking.take()) == 0 {
+            std::thread::yield_now();
+        }
+        say("go");
+        program("sleep");
+        assert_eq!(tracking.clean(pid), [] as [Range<u64>; 0]);
+        assert!(!tracking.is_of(pid));
+        child.kill().expect("kill");
+        child.wait().expect("wait");
     }
 
     #[test]

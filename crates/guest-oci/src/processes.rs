@@ -50,7 +50,7 @@ impl Processes {
 
     /// Who traces each: the same process for as long as they stand still. 0 is nobody.
     pub fn tracers(&self) -> Vec<i32> {
-        self.pids().map(|pid| field(pid, "TracerPid:").map_or(0, |it| it[0])).collect()
+        self.pids().map(tracer).collect()
     }
 
     /// Bytes of memory that they have for themselves, those of files left out.
@@ -61,6 +61,11 @@ impl Processes {
         };
         self.pids().map(kilobytes).sum::<u64>() * 1024
     }
+}
+
+/// Who traces a process; 0 is nobody.
+pub fn tracer(pid: i32) -> i32 {
+    field(pid, "TracerPid:").map_or(0, |it| it[0])
 }
 
 /// The control group of each hierarchy, as in cgroups(7).

@@ -3,6 +3,7 @@
 use crate::{GuestError, Health};
 use dewar_memory::Ram;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// A guest that is made of processes of the host. Its memory is in no file of ours: it is copied, while the
 /// guest runs as far as that goes, and the rest while it stands still.
@@ -26,11 +27,11 @@ pub trait ProcessGuest {
     /// Where there is no room for the copies.
     fn copy_running(&mut self) -> Result<Option<u64>, GuestError>;
 
-    /// Stops it, saves what it is, and copies what is not copied of its memory.
+    /// Stops it, saves what it is, and copies what is not copied of its memory. Returns when it stood still.
     ///
     /// # Errors
     /// Where it cannot be saved.
-    fn stop(&mut self) -> Result<(), GuestError>;
+    fn stop(&mut self) -> Result<Instant, GuestError>;
 
     /// Lets it run again.
     ///

@@ -17,6 +17,7 @@
 //!   so that a guest leaves its host's cores to the test.
 //! - `files DISK`: mounts a disk that has a file system, and starts a program that
 //!   writes, renames and removes files there.
+//! - `storm`: starts a program that takes, grows and gives back memory, and starts others.
 //! - `filled`: whether what was filled with `noise` or `equal` is what it was.
 //! - `verify`: every writer checks everything it knows. `ok STEPS` or `bad WHY`.
 //! - `count`: steps, or words, done so far.
@@ -32,6 +33,7 @@
 
 mod files;
 mod net;
+mod storm;
 mod writer;
 
 use files::Files;
@@ -44,6 +46,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
+use storm::Storm;
 use writer::Writer;
 
 const PAGE: usize = 4096;
@@ -125,6 +128,7 @@ fn serve(commands: &str, answers: Option<&String>) {
             }
             "files" => Files::mount(words.get(1).copied().unwrap_or_default())
                 .map(|files| start(&mut guest, files, Arc::default())),
+            "storm" => Ok(start(&mut guest, Storm::new(), Arc::default())),
             "filled" => filled(&guest),
             "verify" => verify(&guest),
             "count" => Ok(guest.count.load(Relaxed).to_string()),

@@ -132,6 +132,21 @@ fn a_container_goes_on_where_it_was_saved() {
 }
 
 #[test]
+fn mappings_that_come_and_go_meanwhile_are_exact() {
+    let name = "mappings_that_come_and_go_meanwhile_are_exact";
+    let Some(mut c) = adopted(name, |it| it) else { return };
+    c.ask("storm");
+    c.ask("check 3000 1 none");
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(700));
+        c.dewar(&["checkpoint", "c"]).done();
+        c.is_well();
+        c.dewar(&["restore", "c", "--replace"]).done();
+        c.is_well();
+    }
+}
+
+#[test]
 fn one_of_crun_goes_on_too() {
     let overlaid = |it: Bundle| it.overlaid().expect("overlay");
     let Some(mut c) = adopted_from("crun", "one_of_crun_goes_on_too", overlaid) else { return };
@@ -167,6 +182,9 @@ fn a_chain_with_holes_comes_back() {
         let taken = c.dewar(&["checkpoint", "c"]).done().json();
         ids.push(taken["checkpoint"].as_str().expect("id").to_owned());
         bytes.push(taken["stored_bytes"].as_u64().expect("bytes"));
+        // In the pause only what was written since the last look is copied.
+        let (stopped, all) = (&taken["captured"]["stopped"], &taken["pages"]["total"]);
+        assert!(stopped.as_u64() < all.as_u64().map(|all| all / 4), "{taken}");
     }
     // What the writers own changes; the noise does not, wherever it lies.
     assert!(bytes[1..].iter().all(|it| *it < bytes[0] / 4), "{bytes:?}");

@@ -11,6 +11,7 @@ use dewar_units::{ByteSize, PAGE_BYTES};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// By which a checkpoint knows the files of the root file system.
 const ROOT_FILES: &str = "root";
@@ -62,7 +63,7 @@ impl<'f> ContainerGuest<'f> {
         Ok((guest, description))
     }
 
-    fn begin(&mut self) -> Result<(), Failure> {
+    fn begin(&mut self) -> Result<Instant, Failure> {
         let copied = match self.copied.take() {
             Some(copied) => copied,
             None => PreCopy::new(self.process.pid, &self.images)?,
@@ -78,7 +79,7 @@ impl<'f> ContainerGuest<'f> {
             // What it writes on from here is not in it.
             dump.require_frozen()?;
         }
-        Ok(())
+        Ok(dump.frozen_at())
     }
 
     fn failed<T: std::fmt::Display>(&self, operation: &str) -> impl Fn(T) -> GuestError {
@@ -102,7 +103,7 @@ impl ProcessGuest for ContainerGuest<'_> {
         round.transpose().map_err(self.failed("copying the memory"))
     }
 
-    fn stop(&mut self) -> Result<(), GuestError> {
+    fn stop(&mut self) -> Result<Instant, GuestError> {
         self.begin().map_err(|failure| self.failed("saving")(failure.whole()))
     }
 
