@@ -1,5 +1,6 @@
 //! The command line.
 
+mod adopt;
 mod checkpoint;
 mod migrate;
 mod qos;
@@ -11,6 +12,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use migrate::MigrateArgs;
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
@@ -133,8 +135,7 @@ pub enum Verb {
     /// beside the guest's earlier checkpoints. The page needs nothing from elsewhere.
     Report(ReportArgs),
     /// Tell what this host can do and what is missing.
-    #[command(after_help = "Example:\n  dewar doctor")]
-    Doctor,
+    Doctor(DoctorArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
     /// Write the man pages into a folder.
@@ -166,27 +167,6 @@ pub struct RunArgs {
     /// The QEMU command line.
     #[arg(last = true, required = true, num_args = 1..)]
     pub command: Vec<OsString>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  dewar adopt web --qmp /run/web.qmp\n  \
-                  dewar adopt shop --container shop-1")]
-pub struct AdoptArgs {
-    /// The name that the guest shall have.
-    pub name: String,
-    /// A QMP socket of the guest that nobody else uses.
-    #[arg(long, value_name = "SOCK")]
-    #[arg(required_unless_present = "container", conflicts_with = "container")]
-    pub qmp: Option<PathBuf>,
-    /// A running container, by the id that its runtime knows it by.
-    #[arg(long, value_name = "ID")]
-    pub container: Option<String>,
-    /// The container's runtime: runc, or crun with CRIU built in.
-    #[arg(long, value_name = "PROGRAM", default_value = "runc", requires = "container")]
-    pub runtime: PathBuf,
-    /// The folder in which the runtime keeps what it knows (its --root).
-    #[arg(long, value_name = "DIR", requires = "container")]
-    pub runtime_root: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -411,6 +391,14 @@ pub struct DeleteArgs {
     /// Leave its pages in dirty stores where they are: for one that will never answer again.
     #[arg(long)]
     pub only_here: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  dewar doctor\n  dewar doctor --container shop")]
+pub struct DoctorArgs {
+    /// Tell what keeps this container, a guest, from being saved.
+    #[arg(long, value_name = "NAME")]
+    pub container: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! The network namespace of a container.
 //!
-//! runc and crun leave network interfaces to whoever made them: a namespace that the configuration names by its path
+//! runc and crun leave network interfaces to those who made them: a namespace that the configuration names by its path
 //! is there before and after. One that the runtime made itself is made anew by a restore, with nothing in it but an
 //! interface `lo` that is down, unless hooks of the configuration make more.
 

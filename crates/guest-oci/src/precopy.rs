@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(subtract(&(5..60), &list), [5..10, 20..30, 50..60]);
         assert_eq!(subtract(&(31..39), &list), [] as [Range<u64>; 0]);
         assert_eq!(intersect(&(20..30), &list), [] as [Range<u64>; 0]);
-        assert_eq!(subtract(&(20..30), &list), [20..30]);
+        assert_eq!(subtract(&(20..55), &list), [20..30, 50..55]);
     }
 
     #[test]

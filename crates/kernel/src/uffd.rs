@@ -24,7 +24,7 @@ pub(crate) const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 /// `O_CLOEXEC | O_NONBLOCK`
 pub(crate) const NEW_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
 /// `UFFD_USER_MODE_ONLY`: no right is needed. It bounds which faults are told; those that the kernel resolves by
-/// itself it resolves whoever made them.
+/// itself it resolves all the same, the kernel's own among them.
 pub(crate) const USER_MODE_ONLY: u64 = 1;
 const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
 

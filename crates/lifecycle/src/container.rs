@@ -12,3 +12,19 @@ mod root;
 pub use adopt::adopt;
 pub use checkpoint::{ContainerCheckpoint, take};
 pub use restore::{ContainerRestore, restore};
+
+use crate::failure::{Code, Failure};
+use dewar_guest_oci::{Container, Preconditions};
+use dewar_registry::GuestRecord;
+
+/// What keeps a container from being saved.
+///
+/// # Errors
+/// Where it is none, or cannot be looked at.
+pub fn preconditions(record: &GuestRecord) -> Result<Preconditions, Failure> {
+    let known = record.container.as_ref().ok_or_else(|| {
+        Failure::new(Code::Usage, format!("'{}' is a virtual machine", record.name))
+    })?;
+    let looked = Preconditions::of(&Container::of(known));
+    looked.map_err(|error| Failure::from(error).state("the container was not touched"))
+}

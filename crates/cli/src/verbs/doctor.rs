@@ -4,17 +4,21 @@ mod checks;
 mod finding;
 mod kvm;
 
+use crate::args::DoctorArgs;
 use crate::context::Context;
 use crate::output::table;
 use crate::verbs::qos::stray_line;
 use checks::{ended, look};
-use dewar_lifecycle::{Code, Failure};
+use dewar_lifecycle::{Code, Failure, container};
 use finding::Finding;
 use serde_json::json;
 
 pub use checks::require_tracking;
 
-pub fn run(context: &Context) -> Result<(), Failure> {
+pub fn run(context: &Context, args: DoctorArgs) -> Result<(), Failure> {
+    if let Some(name) = &args.container {
+        return of_container(context, name);
+    }
     let mut findings = look(context);
     let unheld = context.qos_ledger().unheld();
     if !unheld.is_empty() {
@@ -56,4 +60,25 @@ pub fn run(context: &Context) -> Result<(), Failure> {
     let lacking = "this host lacks something that is required";
     let end = if able { Ok(()) } else { Err(Failure::new(Code::Unsupported, lacking)) };
     context.print_with(json!({"able": able, "findings": list}), &text, end)
+}
+
+/// What keeps a container from being saved, and what copies of its memory will be made only while it stands still.
+fn of_container(context: &Context, name: &str) -> Result<(), Failure> {
+    let guest = context.lock(name)?;
+    guest.require_alive()?;
+    let missing = container::preconditions(&guest.record)?.missing;
+    let text = match missing.is_empty() {
+        true => format!("{name} can be saved"),
+        false => format!("{name} cannot be saved:\n  {}", missing.join("\n  ")),
+    };
+    let end = match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(Code::Unsupported, format!("'{name}' cannot be saved as it is"))
+            .state("it was not touched")),
+    };
+    context.print_with(
+        json!({"name": name, "able": missing.is_empty(), "missing": missing}),
+        &text,
+        end,
+    )
 }

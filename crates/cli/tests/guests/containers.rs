@@ -451,6 +451,19 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     }
     c.dewar(&["checkpoint", "c", "--dirty-store", "redis://127.0.0.1"])
         .failed(2, &["for virtual machines"]);
+    c.dewar(&["doctor", "--container", "c"]).done();
+    let log = c.lab.path().join("outside.log");
+    let bundle = Bundle::new(&c.lab.path().join("loud")).expect("bundle");
+    bundle.write().expect("config");
+    let loud = format!("{id}-loud");
+    let mut command = c.container.command(&["run", "--detach", "--bundle"]);
+    command.arg(&bundle.folder).arg(&loud).stdin(Stdio::null());
+    command.stdout(std::fs::File::create(&log).expect("log")).stderr(Stdio::null());
+    assert!(command.status().expect("runc").success());
+    // Its standard output is a file of the host's: CRIU could not save that.
+    c.dewar(&["adopt", "d", "--container", &loud, "--runtime-root", &state])
+        .failed(4, &["outside.log", "outside its own mounts", "not touched"]);
+    assert!(c.container.command(&["delete", "--force", &loud]).status().expect("runc").success());
     let paused = c.container.command(&["pause", &id]).status().expect("runc");
     assert!(paused.success());
     assert_eq!(c.state(), "paused");

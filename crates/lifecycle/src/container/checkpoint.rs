@@ -9,7 +9,7 @@ use crate::reporter::Reporter;
 use dewar_checkpoint::{CaptureStep, Observer, ProcessCheckpoint, Step, checkpoint_processes};
 use dewar_codec::Compression;
 use dewar_guest::{Health, ProcessGuest};
-use dewar_guest_oci::{Container, Preconditions, is_container};
+use dewar_guest_oci::{Container, is_container};
 use dewar_image::{Dedup, ImageReader, Record, Store};
 use std::path::Path;
 use std::time::Duration;
@@ -46,8 +46,8 @@ pub fn take(
     let untouched = |failure: Failure| failure.state("the container was not touched");
     let LockedGuest { folder, record, lock } = guest;
     let known = record.container.as_ref().map(Container::of);
+    let missing = super::preconditions(record)?;
     if let Some(container) = &known {
-        let missing = Preconditions::of(container).map_err(|error| untouched(error.into()))?;
         missing.require(container).map_err(|error| untouched(error.into()))?;
     }
     let (mut captured, description) = ContainerGuest::new(folder, record).map_err(untouched)?;

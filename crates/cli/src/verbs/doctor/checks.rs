@@ -5,6 +5,7 @@ use super::kvm;
 use crate::context::Context;
 use crate::output::percent;
 use crate::render::guest::why_ended;
+use dewar_guest_oci::Preconditions;
 use dewar_guest_qemu::launch::without_ours;
 use dewar_kernel::{
     Reservation, Task, deadline_limit, is_tracking_supported, open_userfaultfd_device,
@@ -24,6 +25,7 @@ pub fn look(context: &Context) -> Vec<Finding> {
         required("root", "tracing a guest", root()),
         required("qemu-img", "guests with disks", version_of("qemu-img")),
         optional("qemu-system-x86_64", "running guests", version_of("qemu-system-x86_64")),
+        optional("CRIU", "containers of runc and crun", criu()),
         optional("/dev/kvm", "guests at full speed", kvm::runs()),
         optional(
             "/dev/userfaultfd",
@@ -62,6 +64,15 @@ fn root() -> Result<String, String> {
         Ok("yes".to_owned())
     } else {
         Err("run as root: guests' memory is read and traced".to_owned())
+    }
+}
+
+/// What containers need of the host.
+fn criu() -> Result<String, String> {
+    let missing = Preconditions::of_host().missing;
+    match missing.is_empty() {
+        true => version_of("criu"),
+        false => Err(missing.join("; ")),
     }
 }
 
