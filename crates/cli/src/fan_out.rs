@@ -33,7 +33,7 @@ pub struct Each<'e> {
 }
 
 impl Each<'_> {
-    /// Does it with every guest of which `concerned` holds, `jobs` at a time.
+    /// Does it with every virtual machine of which `concerned` holds, `jobs` at a time.
     pub fn of(
         &self,
         context: &Context,
@@ -44,7 +44,7 @@ impl Each<'_> {
         let unfinished = context.recover_all()?.failures;
         let is_concerned = |name: &String| {
             let record = context.registry.guest(name).and_then(|folder| folder.record());
-            record.is_ok_and(|record| concerned(&record))
+            record.is_ok_and(|record| record.container.is_none() && concerned(&record))
         };
         let names: Vec<String> =
             context.registry.names()?.into_iter().filter(is_concerned).collect();

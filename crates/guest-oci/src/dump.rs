@@ -175,11 +175,12 @@ impl Dump {
     /// # Errors
     /// Where the container ran meanwhile.
     pub fn require_frozen(&self) -> Result<(), OciError> {
-        let Some((processes, tracers)) = &self.held else { return Ok(()) };
+        let ran_on = || OciError::RanOn { id: self.container.id.clone() };
+        let (processes, tracers) = self.held.as_ref().ok_or_else(ran_on)?;
         let are_held = !tracers.is_empty() && !tracers.contains(&0);
         match are_held && processes.tracers() == *tracers {
             true => Ok(()),
-            false => Err(OciError::RanOn { id: self.container.id.clone() }),
+            false => Err(ran_on()),
         }
     }
 
@@ -191,6 +192,10 @@ impl Dump {
         if let Some(hold) = self.hold.take() {
             // Its page server ends when nobody wants pages any more.
             let _ = hold.shutdown(Shutdown::Both);
+        }
+        if self.held.is_none() && self.runtime.is_some() {
+            // It waits for a connection that was not made.
+            self.strays.end(self.process);
         }
         if self.runtime.is_some() {
             self.wait_for_runtime(ENDS_WITHIN)?;
@@ -213,7 +218,8 @@ impl Dump {
 
     fn checkpoint(&self, settings: &str) -> Result<Command, OciError> {
         let path = self.folder.join(SETTINGS);
-        let settings = format!("{settings}ghost-limit {MOST_DELETED_BYTES}\n");
+        let settings =
+            format!("{settings}ghost-limit {MOST_DELETED_BYTES}\nnetwork-lock iptables\n");
         fs::write(&path, settings).map_err(OciError::io("write", &path))?;
         let mut command = self.container.runtime.command("checkpoint");
         command

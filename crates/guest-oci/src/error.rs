@@ -56,8 +56,8 @@ pub enum OciError {
         /// Each thing that is missing, and what to do.
         reasons: Vec<String>,
     },
-    /// It ran while it was to stand still: somebody else let it go on.
-    #[error("container '{id}' ran on while its memory was read")]
+    /// It ran while it was to stand still: somebody else let it go on, or CRIU did not freeze a process of it.
+    #[error("container '{id}' ran, or a process of it, while its memory was read")]
     RanOn {
         /// The container.
         id: String,

@@ -45,6 +45,6 @@ pub use overlay::{Overlay, unmount_from};
 pub use pages::PagesFile;
 pub use preconditions::Preconditions;
 pub use precopy::PreCopy;
-pub use restore::{RestoreOptions, restore};
+pub use restore::{RestoreOptions, restore, restored_process};
 pub use runtime::{ContainerState, Runtime, Status};
 pub use strays::Strays;

@@ -7,6 +7,7 @@
 use crate::error::OciError;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -40,6 +41,33 @@ impl Overlay {
             line.split(' ').nth(4).is_some_and(|it| Path::new(&unescape(it)) == folder)
         });
         Ok(last.and_then(Self::parse))
+    }
+
+    /// All that are mounted, and where; the last first.
+    ///
+    /// # Errors
+    /// Where the mounts cannot be read.
+    pub fn all() -> Result<Vec<(PathBuf, Self)>, OciError> {
+        let path = Path::new("/proc/self/mountinfo");
+        let mounts = fs::read(path).map_err(OciError::io("read", path))?;
+        let mounts = String::from_utf8_lossy(&mounts).into_owned();
+        let one = |line: &str| {
+            Some((PathBuf::from(unescape(line.split(' ').nth(4)?)), Self::parse(line)?))
+        };
+        Ok(mounts.lines().rev().filter_map(one).collect())
+    }
+
+    /// All that any process of the host sees.
+    pub fn anywhere() -> Vec<Self> {
+        let mut seen = HashSet::new();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let is_new = fs::read_link(entry.path().join("ns/mnt")).is_ok_and(|it| seen.insert(it));
+            let mounts = is_new.then(|| fs::read(entry.path().join("mountinfo")).ok()).flatten();
+            let mounts = String::from_utf8_lossy(&mounts.unwrap_or_default()).into_owned();
+            found.extend(mounts.lines().filter_map(Self::parse));
+        }
+        found
     }
 
     /// From a line of proc_pid_mountinfo(5).

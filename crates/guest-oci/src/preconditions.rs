@@ -3,16 +3,22 @@
 use crate::container::Container;
 use crate::error::OciError;
 use crate::network::lost_interfaces;
-use crate::processes::Processes;
+use crate::overlay::Overlay;
+use crate::processes::{Processes, field};
 use crate::runtime::find_program;
 use crate::strays::{clean, has_code};
+use dewar_kernel::{Pid, close_left_userfaultfds_of};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// The oldest CRIU that knows kernels of today.
 const OLDEST_CRIU: u32 = 4;
+
+/// After how long it is looked again at a process that seems to be from outside.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a container, and the host, must not lack.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -38,7 +44,23 @@ impl Preconditions {
                  path, or hooks that make it"
             )
         }));
+        for pid in processes.pids() {
+            // Where that cannot be it is told with what is open.
+            let _ = close_left_userfaultfds_of(Pid(pid));
+        }
         missing.extend(processes.pids().flat_map(|pid| files(pid, process.pid)));
+        let strangers = processes.pids().filter(|pid| is_from_outside(*pid, process.pid));
+        missing.extend(strangers.map(|pid| {
+            let program = program_of(pid);
+            format!("{program} was started in it from outside ('exec'), and CRIU cannot save that: end it")
+        }));
+        if Overlay::mounted_on(&container.rootfs(&config))?.is_some() && !container.leaves_pages() {
+            missing.push(
+                "its root file system is an overlay, which can be saved with runc only: crun lets the container \
+                 run before its files are saved"
+                    .to_owned(),
+            );
+        }
         if processes.pids().any(has_code) {
             // One that somebody else killed.
             clean(process);
@@ -96,6 +118,22 @@ fn terminal(config: &Value) -> Option<String> {
     has_one.then(|| {
         "it has a terminal, whose other end lies outside it: start it without (\"terminal\": false)".to_owned()
     })
+}
+
+/// Whether a process does not descend from a first one. While processes end the chain of parents may be cut for a
+/// moment: it is looked at again.
+fn is_from_outside(pid: i32, first: i32) -> bool {
+    let is_so = || field(pid, "PPid:").is_some() && !is_below(pid, first);
+    is_so() && {
+        std::thread::sleep(LOOK_AGAIN);
+        is_so()
+    }
+}
+
+/// Whether a process descends from a first one.
+fn is_below(pid: i32, first: i32) -> bool {
+    let parent = |pid: &i32| field(*pid, "PPid:").map(|it| it[0]).filter(|it| *it > 1);
+    std::iter::successors(Some(pid), parent).any(|it| it == first)
 }
 
 fn program_of(pid: i32) -> String {

@@ -90,7 +90,8 @@ impl PreCopy {
         let mut bytes = 0;
         for task in self.tasks.values_mut() {
             let Some(tracking) = &mut task.tracking else { continue };
-            let written = tracking.take();
+            let (written, lost) = tracking.take();
+            lost.iter().for_each(|span| task.staged.forget(span));
             bytes += written.iter().map(|it| it.end - it.start).sum::<u64>();
             // What cannot be read is gone, or is found in the pause.
             self.staging.copy(&tracking.memory, &mut task.staged, &written)?;
@@ -105,12 +106,22 @@ impl PreCopy {
                 continue;
             }
             let task = self.tasks.entry(number).or_default();
+            // Copies are relied on only where the tracking that they were made under goes on.
             match &mut task.tracking {
-                Some(tracking) if tracking.is_of(pid) => tracking.track_new(pid),
-                tracking => match Tracking::begin(pid) {
-                    Some(begun) => *tracking = Some(begun),
-                    None => self.left_out.push(pid),
-                },
+                Some(_) if has_direct_io(pid) => {
+                    *task = Task::default();
+                    self.left_out.push(pid);
+                }
+                Some(tracking) if tracking.is_of(pid) => {
+                    let fresh = tracking.track_new(pid);
+                    fresh.iter().for_each(|part| task.staged.forget(part));
+                }
+                _ => {
+                    *task = Task { tracking: Tracking::begin(pid), staged: Staged::default() };
+                    if task.tracking.is_none() {
+                        self.left_out.push(pid);
+                    }
+                }
             }
         }
         Ok(())
@@ -129,7 +140,8 @@ impl PreCopy {
             };
             let task = self.tasks.entry(number).or_default();
             let mut ranges = Vec::new();
-            let clean = task.tracking.as_ref().map_or_else(Vec::new, |it| it.clean(pid));
+            let tracking = task.tracking.as_ref().filter(|_| !has_direct_io(pid));
+            let clean = tracking.map_or_else(Vec::new, |it| it.clean(pid));
             for run in lazy_runs(&map) {
                 let as_copied = intersect(&run, &clean);
                 ranges.extend(subtract(&run, &as_copied));
@@ -227,7 +239,8 @@ impl Tracking {
         !self.clean_and_written(pid).is_empty()
     }
 
-    fn track_new(&mut self, pid: i32) {
+    /// Tracks mappings that are not tracked yet; returns them.
+    fn track_new(&mut self, pid: i32) -> Vec<Range<u64>> {
         let mut fresh = Vec::new();
         for mapping in anonymous_mappings(pid) {
             for part in subtract(&mapping, &self.spans) {
@@ -236,20 +249,24 @@ impl Tracking {
                 }
             }
         }
-        self.spans.extend(fresh);
+        self.spans.extend(fresh.iter().cloned());
         self.spans.sort_by_key(|it| it.start);
+        fresh
     }
 
-    /// The pages that were written since they were last taken. A span of which the kernel refuses to tell is
-    /// tracked no more.
-    fn take(&mut self) -> Vec<Range<u64>> {
-        let mut written = Vec::new();
+    /// The pages that were written since they were last taken; and the spans of which the kernel refuses to tell:
+    /// they are tracked no more. It may have protected pages of them all the same before it came to refuse, so no
+    /// copy from there is to be relied on.
+    fn take(&mut self) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+        let (mut written, mut lost) = (Vec::new(), Vec::new());
         let pagemap = &self.pagemap;
         self.spans.retain(|span| {
             let note = |range: Range<u64>| written.push(range);
-            pagemap.written_populated_and_protect(span.clone(), note).is_ok()
+            let is_told = pagemap.written_populated_and_protect(span.clone(), note).is_ok();
+            lost.extend((!is_told).then(|| span.clone()));
+            is_told
         });
-        written
+        (written, lost)
     }
 
     /// What was not written since it was last taken, of the memory that the process has now; in order.
@@ -362,10 +379,10 @@ mod tests {
             }
         };
         let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|it| it.end - it.start).sum::<u64>();
-        assert!(bytes(&tracking.take()) > 0, "all that has memory is taken first");
+        assert!(bytes(&tracking.take().0) > 0, "all that has memory is taken first");
         assert!(bytes(&tracking.clean(pid)) > 0);
         say("word");
-        while bytes(&tracking.take()) == 0 {
+        while bytes(&tracking.take().0) == 0 {
             std::thread::yield_now();
         }
         say("go");

@@ -57,7 +57,7 @@ impl Processes {
     pub fn anonymous_bytes(&self) -> u64 {
         let kilobytes = |pid: i32| -> u64 {
             let number = |name| field(pid, name).map_or(0, |it| it[0]);
-            (number("RssAnon:") + number("RssShmem:")).max(0) as u64
+            (number("RssAnon:") + number("RssShmem:") + number("VmSwap:")).max(0) as u64
         };
         self.pids().map(kilobytes).sum::<u64>() * 1024
     }

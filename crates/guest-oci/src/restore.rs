@@ -4,14 +4,17 @@ use crate::container::Container;
 use crate::dump::{failure, images, runtime_log, settings, work};
 use crate::error::OciError;
 use crate::network;
+use crate::strays::Strays;
 use dewar_registry::ProcessId;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// How a container shall come back.
 #[derive(Debug, Clone)]
 pub struct RestoreOptions {
+    /// Whose processes these are, to those who find them later.
+    pub strays: Strays,
     /// The folder, with `images` in it.
     pub folder: PathBuf,
     /// Whether the TCP connections go on. Those of a container that was saved some time ago are dead at
@@ -24,7 +27,7 @@ pub struct RestoreOptions {
 /// # Errors
 /// Where it does not come back; there is no container then.
 pub fn restore(container: &Container, options: &RestoreOptions) -> Result<ProcessId, OciError> {
-    let RestoreOptions { folder, connections } = options;
+    let RestoreOptions { folder, strays, connections } = options;
     let path = settings(folder);
     let text = if *connections { "" } else { "tcp-close\n" };
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
@@ -38,22 +41,33 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
         .args(Container::option("--image-path", &images(folder)))
         .args(Container::option("--work-path", &work))
         .args(Container::option("--bundle", &container.bundle))
-        .arg("--")
-        .arg(&container.id)
         .env("CRIU_CONFIG_FILE", &path)
         .stdout(Stdio::null())
         .stderr(said);
+    command.args(Container::option("--pid-file", &pid_file(folder)));
+    strays.mark(&mut command);
+    command.arg("--").arg(&container.id);
     let status = command.status().map_err(|cause| OciError::NoRuntime {
         program: container.runtime.program.clone(),
         cause,
     })?;
     if !status.success() {
         let error = failure(container, folder, "restore.log", "restoring");
-        // What there may be of it is no container.
+        // The runtime knew none before: what there may be of it is ours, and no container.
         let _ = container.runtime.delete(&container.id);
         return Err(error);
     }
     let process = container.process()?;
     network::switch_on(process.pid, &container.config()?);
     Ok(process)
+}
+
+/// The file with the number of the first process of a container that came back.
+fn pid_file(folder: &Path) -> PathBuf {
+    folder.join("pid")
+}
+
+/// The first process of the container that a restore into this folder brought back, if it came so far.
+pub fn restored_process(folder: &Path) -> Option<i32> {
+    fs::read_to_string(pid_file(folder)).ok()?.trim().parse().ok()
 }

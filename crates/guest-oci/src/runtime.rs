@@ -129,6 +129,16 @@ impl Runtime {
         self.run(command, "sending a signal to", id)
     }
 
+    /// Lets a container run that is frozen.
+    ///
+    /// # Errors
+    /// Where the runtime does not.
+    pub fn resume(&self, id: &str) -> Result<(), OciError> {
+        let mut command = self.command("resume");
+        command.arg("--").arg(id);
+        self.run(command, "letting run", id)
+    }
+
     /// Ends a container, whatever state it is in, and makes the runtime forget it. One that is not known
     /// is as good.
     ///

@@ -63,7 +63,7 @@ impl Staged {
     }
 
     /// Says that a range is not there.
-    fn forget(&mut self, range: &Range<u64>) {
+    pub fn forget(&mut self, range: &Range<u64>) {
         let reach = |(start, (end, offset)): (&u64, &(u64, u64))| {
             (*start < range.end && range.start < *end).then_some((*start, *end, *offset))
         };

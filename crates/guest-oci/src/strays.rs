@@ -11,9 +11,11 @@
 use crate::processes::Processes;
 use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
+use rustix::process::geteuid;
 use std::fs;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -54,13 +56,24 @@ impl Strays {
         command.env(MARK, &self.mark);
     }
 
-    /// Ends them; then takes away what a killed CRIU left in the container whose first process this is.
-    pub fn end(&self, container: ProcessId) {
+    /// Ends them; then takes away what a killed CRIU left in the container whose first process this is. Says
+    /// whether all are gone.
+    pub fn end(&self, container: ProcessId) -> bool {
+        let is_over = self.end_all();
+        clean(container);
+        is_over
+    }
+
+    /// Ends them, and says whether all are gone.
+    pub fn end_all(&self) -> bool {
         let began = Instant::now();
         loop {
             let found = self.find();
-            if found.is_empty() || began.elapsed() > ENDS_WITHIN + GONE_WITHIN {
-                break;
+            if found.is_empty() {
+                return true;
+            }
+            if began.elapsed() > ENDS_WITHIN + GONE_WITHIN {
+                return false;
             }
             if began.elapsed() > ENDS_WITHIN {
                 found.iter().for_each(|stray| drop(stray.process.kill()));
@@ -72,7 +85,6 @@ impl Strays {
             }
             std::thread::sleep(LOOK);
         }
-        clean(container);
     }
 
     fn find(&self) -> Vec<Stray> {
@@ -82,6 +94,11 @@ impl Strays {
         pids.filter_map(|pid| {
             // Opened first: the number may be another's a moment later.
             let process = ProcessHandle::open(Pid(pid)).ok()?;
+            // Anybody can have the mark.
+            let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+            if owner != geteuid().as_raw() {
+                return None;
+            }
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|byte| *byte == 0);
             variables.any(|it| it == wanted.as_bytes()).then(|| Stray { process, port: port(pid) })

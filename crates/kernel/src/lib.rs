@@ -32,8 +32,8 @@ pub use mapping::{
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};
 pub use remote::{
-    UffdOrigin, known_userfaultfd_of, new_userfaultfd_of, passing_userfaultfd_of, unmap_in,
-    userfaultfd_of,
+    UffdOrigin, close_left_userfaultfds_of, known_userfaultfd_of, new_userfaultfd_of,
+    passing_userfaultfd_of, unmap_in, userfaultfd_of,
 };
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, reserved_tasks, threads_of};
 pub use sched::{ThreadActivity, ThreadId};

@@ -89,6 +89,20 @@ pub fn passing_userfaultfd_of(process: &ProcessHandle) -> Result<Userfaultfd, Ke
     Userfaultfd::handshake(made?, pid)
 }
 
+/// Makes a process close the userfaultfds that a dead command of ours left in it.
+///
+/// # Errors
+/// Where the process cannot be traced.
+pub fn close_left_userfaultfds_of(pid: Pid) -> Result<(), KernelError> {
+    for fd in list_fds(pid)? {
+        let is_one = fd.target == Path::new("anon_inode:[userfaultfd]");
+        if is_one && features(pid, fd.number) == Some(FEATURES) {
+            inject_syscall(pid, libc::SYS_close as u64, [fd.number as u64, 0, 0])?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes a process unmap memory of its own that nothing in it needs.
 ///
 /// # Errors

@@ -5,10 +5,13 @@
 
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
-use dewar_guest_oci::{Container, OciError, Overlay, Strays, unmount_from};
+use dewar_guest_oci::{
+    Container, OciError, Overlay, Status, Strays, restored_process, unmount_from,
+};
 use dewar_registry::{GuestFolder, GuestRecord, Phase};
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -64,20 +67,51 @@ pub(crate) fn images_folder(folder: &GuestFolder) -> PathBuf {
 pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool, Failure> {
     let Some(known) = &record.container else { return Ok(false) };
     if record.phase == Phase::Restoring {
-        Container::of(known).runtime.delete(&known.id)?;
+        // The runtime may still be at work: what it makes is known when it has ended.
+        require_gone(strays(folder).end_all())?;
+        let container = Container::of(known);
+        let state = container.runtime.state_if_any(&known.id)?;
+        let ours = restored_process(&images_folder(folder));
+        if state.is_some_and(|it| Some(it.pid) == ours || it.status == Status::Stopped) {
+            container.runtime.delete(&known.id)?;
+        }
         folder.set_record(&GuestRecord { phase: Phase::Running, ..record.clone() })?;
     }
-    let_run(folder, record);
+    let_run(folder, record)?;
     Ok(true)
 }
 
 /// Lets a container run that a dead command was saving.
-pub(crate) fn let_run(folder: &GuestFolder, record: &GuestRecord) {
+///
+/// # Errors
+/// Where what that command started does not end; the next command tries again.
+pub(crate) fn let_run(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     if !matches!(folder.read::<()>(DUMP), Ok(None)) {
-        strays(folder).end(record.process);
+        require_gone(strays(folder).end(record.process))?;
+        if let Some(known) = &record.container {
+            resume_if_frozen(&Container::of(known));
+        }
         let _ = folder.remove(DUMP);
     }
     let _ = remove_folder(&images_folder(folder));
+    Ok(())
+}
+
+fn require_gone(is_gone: bool) -> Result<(), Failure> {
+    match is_gone {
+        true => Ok(()),
+        false => Err(Failure::new(Code::Attention, "a CRIU of a dead command does not end")
+            .state("the container may stand still")
+            .advice("'dewar ps' tries again")),
+    }
+}
+
+/// Thaws a container that a killed CRIU left frozen: its user's own pause is refused before a dump begins.
+pub(crate) fn resume_if_frozen(container: &Container) {
+    let state = container.runtime.state_if_any(&container.id);
+    if matches!(state, Ok(Some(state)) if state.status == Status::Paused) {
+        let _ = container.runtime.resume(&container.id);
+    }
 }
 
 /// Asks a container to end, and waits; says whether it did.
@@ -96,32 +130,49 @@ pub fn ask_to_end(record: &GuestRecord, timeout: Duration) -> Result<bool, Failu
     Ok(false)
 }
 
-/// Ends a container, whatever state it is in; its runtime forgets it.
+/// Ends a container, whatever state it is in; its runtime forgets it. One that was started under its id since is
+/// another, and left alone.
 ///
 /// # Errors
 /// Where it does not end.
 pub(crate) fn end(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    if let Some(known) = &record.container {
-        recover(folder, record)?;
-        Container::of(known).runtime.delete(&known.id)?;
+    let Some(known) = &record.container else { return Ok(()) };
+    recover(folder, record)?;
+    let runtime = Container::of(known).runtime;
+    if let Some(state) = runtime.state_if_any(&known.id)? {
+        if state.status == Status::Stopped || state.pid == record.process.pid {
+            runtime.delete(&known.id)?;
+        }
     }
     Ok(())
 }
 
-/// Takes away the root file system that a restored container had of us; the user's own is as it was.
+/// Takes away the root file systems that restored containers had of us; the user's own is as it was.
 ///
 /// # Errors
-/// Where something still uses it.
-pub fn unmount_files(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    let Some(known) = &record.container else { return Ok(()) };
-    let container = Container::of(known);
-    // Without a configuration there is no root file system.
-    let Ok(config) = container.config() else { return Ok(()) };
-    let rootfs = container.rootfs(&config);
-    match Overlay::mounted_on(&rootfs) {
-        Ok(Some(overlay)) if is_ours(folder, &overlay) => Ok(unmount_from(&rootfs)?),
-        _ => Ok(()),
+/// Where one is in use still: by a container that somebody else started there, or below another mount.
+pub fn unmount_files(folder: &GuestFolder) -> Result<(), Failure> {
+    let is_ours = |overlay: &Overlay| is_ours(folder, overlay);
+    for (place, overlay) in Overlay::all()? {
+        if is_ours(&overlay) {
+            let last = Overlay::mounted_on(&place)?;
+            if !last.is_some_and(|last| is_ours(&last)) {
+                return Err(files_in_use(folder));
+            }
+            unmount_from(&place)?;
+        }
     }
+    match Overlay::anywhere().iter().any(is_ours) {
+        true => Err(files_in_use(folder)),
+        false => Ok(()),
+    }
+}
+
+fn files_in_use(folder: &GuestFolder) -> Failure {
+    let what = format!("what '{}' wrote to its root file system is in use", folder.name());
+    Failure::new(Code::Failed, what)
+        .state("it was left as it is")
+        .advice("end the container that runs there")
 }
 
 /// Where what a restored container writes to its root file system may lie: one after the other.
@@ -153,7 +204,7 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::new(Code::Failed, format!("cannot make {}: {error}", path.display()))
     };
-    remove_folder(path).and_then(|()| fs::create_dir(path)).map_err(failed)
+    remove_folder(path).and_then(|()| DirBuilder::new().mode(0o700).create(path)).map_err(failed)
 }
 
 /// Removes a folder with all that is in it; one that is not there is as good.

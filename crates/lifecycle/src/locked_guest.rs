@@ -190,6 +190,39 @@ pub enum NextGuest {
     Thawed,
 }
 
+/// That no guest by this name runs or is frozen; what a dead command left with it is finished. Returns its record,
+/// where there is one.
+///
+/// # Errors
+/// Where one does.
+pub fn require_ended(
+    folder: &GuestFolder,
+    next: NextGuest,
+) -> Result<Option<GuestRecord>, Failure> {
+    let exists = || RegistryError::Exists(folder.name().to_owned());
+    let Some(record) = folder.record_if_any()? else { return Ok(None) };
+    // A QEMU that was just killed takes a moment: its memory is freed.
+    let ends = record.process.is_ending() && record.process.ends_within(END_WITHIN);
+    if record.process.is_alive() && !ends {
+        return Err(exists().into());
+    }
+    let record = recover(folder, record)?;
+    if is_elsewhere(&record) {
+        return Err(moves(&record));
+    }
+    if record.process.is_alive() {
+        return Err(exists().into());
+    }
+    if record.frozen.is_some() && next == NextGuest::Another {
+        let name = &record.name;
+        return Err(would_lose(&record).advice(format!(
+            "'dewar thaw {name}' lets it go on; 'dewar stop {name} --yes', or 'dewar restore' \
+             with --yes, gives it up"
+        )));
+    }
+    Ok(Some(record))
+}
+
 /// That no guest by this name stands in the way of a new one, whose RAM shall be in `ram_dir`, if it
 /// is to have any of ours. A dead guest's memory is freed when what is returned is dropped.
 ///
@@ -200,35 +233,13 @@ pub fn clear_predecessor(
     ram_dir: Option<&Path>,
     next: NextGuest,
 ) -> Result<Vec<File>, Failure> {
-    let mut unnamed = Vec::new();
-    match folder.record() {
-        Err(RegistryError::NoSuchGuest(_)) => {}
-        Err(error) => return Err(error.into()),
-        // A QEMU that was just killed takes a moment: its memory is freed.
-        Ok(record)
-            if record.process.is_alive()
-                && !(record.process.is_ending() && record.process.ends_within(END_WITHIN)) =>
-        {
-            return Err(RegistryError::Exists(folder.name().to_owned()).into());
+    let unnamed = match require_ended(folder, next)? {
+        None => Vec::new(),
+        Some(record) => {
+            container_process::unmount_files(folder)?;
+            folder.remove_ram(&record)?
         }
-        Ok(record) => {
-            let record = recover(folder, record)?;
-            if is_elsewhere(&record) {
-                return Err(moves(&record));
-            }
-            if record.process.is_alive() {
-                return Err(RegistryError::Exists(folder.name().to_owned()).into());
-            }
-            if record.frozen.is_some() && next == NextGuest::Another {
-                let name = &record.name;
-                return Err(would_lose(&record).advice(format!(
-                    "'dewar thaw {name}' lets it go on; 'dewar stop {name} --yes', or 'dewar restore' \
-                     with --yes, gives it up"
-                )));
-            }
-            unnamed = folder.remove_ram(&record)?;
-        }
-    }
+    };
     // A QEMU whose starter died before it could note it.
     if let Ok(mut qmp) = Qmp::connect(&folder.file("qmp.sock")) {
         let _ = qmp.execute("quit", json!({}));

@@ -27,7 +27,6 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
     let left = match folder.record() {
         Ok(record) => {
             let mut held = LockedGuest { folder: folder.clone(), record, lock };
-            let record = held.record.clone();
             let left = match is_given_up(&folder, &held.record) {
                 true => None,
                 false => held.end().err(),
@@ -39,7 +38,7 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
                 held.folder.remove_ram(&held.record)?;
                 Some(failure.whole())
             } else {
-                unmount_files(&folder, &record)?;
+                unmount_files(&folder)?;
                 held.folder.remove_ram(&held.record)?;
                 None
             }

@@ -78,6 +78,9 @@ fn a_container(
     let for_machines = [
         (options.new_identity, "--new-identity"),
         (options.paused, "--paused"),
+        (options.run, "--run"),
+        (options.keep_clock, "--clock"),
+        (options.overcommit, "--overcommit"),
         (options.ram_dir.is_some(), "--ram-dir"),
     ];
     if let Some((_, option)) = for_machines.iter().find(|(is_given, _)| *is_given) {

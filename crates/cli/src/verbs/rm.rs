@@ -15,6 +15,7 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
         if guest.record.adopted {
             // It was never ours: it is only forgotten, and left as it was found, as far as
             // it lets us.
+            unmount_files(&guest.folder)?;
             let _ = leave(&guest);
             guest.folder.remove_all()?;
             context.print(json!({"name": args.name}), &format!("{} runs on, forgotten", args.name));
@@ -29,7 +30,7 @@ pub fn run(context: &Context, args: RmArgs) -> Result<(), Failure> {
             .state("its memory is kept")
             .advice("'dewar thaw' it first, or use --force"));
     }
-    unmount_files(&guest.folder, &guest.record)?;
+    unmount_files(&guest.folder)?;
     guest.folder.remove_ram(&guest.record)?;
     guest.folder.remove_all()?;
     context.print(json!({"name": args.name}), &format!("{} is removed", args.name));

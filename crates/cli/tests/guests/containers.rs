@@ -148,18 +148,14 @@ fn mappings_that_come_and_go_meanwhile_are_exact() {
 
 #[test]
 fn one_of_crun_goes_on_too() {
-    let overlaid = |it: Bundle| it.overlaid().expect("overlay");
-    let Some(mut c) = adopted_from("crun", "one_of_crun_goes_on_too", overlaid) else { return };
+    let Some(mut c) = adopted_from("crun", "one_of_crun_goes_on_too", |it| it) else { return };
     c.ask("check 2000 3 none hard");
-    c.ask("append /tmp/log one");
     c.dewar(&["checkpoint", "c"]).done();
     c.is_well();
-    c.ask("append /tmp/log two");
     c.is_clean();
     c.container.crash();
     c.dewar(&["restore", "c"]).done();
     c.is_well();
-    assert_eq!(c.ask("show /tmp/log"), "one");
     let held = common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c"]), "captured");
     held.kill();
     c.is_well();
@@ -335,6 +331,61 @@ fn redis_keeps_its_data_and_its_client() {
     assert_eq!(cli(&["dbsize"]), "20001");
     assert!(cli(&["get", "count"]).parse::<u64>().expect("number") >= 120);
     assert_eq!(cli(&["get", "key:19999"]).len(), 500);
+}
+
+#[test]
+fn what_its_user_starts_under_its_id_is_left_alone() {
+    let name = "what_its_user_starts_under_its_id_is_left_alone";
+    let Some(mut c) = adopted(name, |it| it.overlaid().expect("overlay")) else { return };
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["restore", "c", "--as", "d"]).failed(1, &["is guest 'c'", "nothing was done"]);
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.ask("append /tmp/log ours");
+    c.container.crash();
+    // Started by hand, on the files of the restored one.
+    let mut command = c.container.command(&["run", "--detach", "--bundle"]);
+    command.arg(&c.container.bundle.folder).arg(&c.container.id);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(command.status().expect("runc").success());
+    assert_eq!(c.state(), "ended");
+    c.dewar(&["rm", "c"]).failed(1, &["is in use", "left as it is"]);
+    c.dewar(&["stop", "c", "--now"]).failed(1, &["has ended"]);
+    c.dewar(&["rm", "c", "--force"]).failed(1, &["is in use", "left as it is"]);
+    c.dewar(&["restore", "c"]).failed(1, &["is running", "left as it is"]);
+    assert_eq!(c.ask("show /tmp/log"), "ours");
+    c.dewar(&["freeze", "--all"]).done();
+    c.container.crash();
+    c.dewar(&["rm", "c"]).done();
+    assert!(!c.container.bundle.folder.join("rootfs/tmp/log").exists(), "the user's own files");
+}
+
+#[test]
+fn a_restore_that_is_killed_leaves_no_container() {
+    let name = "a_restore_that_is_killed_leaves_no_container";
+    let Some(mut c) = adopted(name, |it| it) else { return };
+    c.ask("check 2000 2 none");
+    c.dewar(&["checkpoint", "c"]).done();
+    for after in [5, 40, 80, 120, 160] {
+        c.container.crash();
+        let mut child = c
+            .command(&["restore", "c"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("dewar");
+        std::thread::sleep(Duration::from_millis(after));
+        kill(child.id() as i32, Signal::KILL);
+        let is_back = child.wait().expect("wait").success();
+        let state = c.state();
+        let runs = c.container.runtime_state().is_some_and(|it| it["status"] == "running");
+        assert_eq!(runs, state == "running", "{after} ms: {state}");
+        assert!(runs || !is_back);
+        assert_eq!(c.lab.ram_files("c"), [] as [std::path::PathBuf; 0]);
+        if !runs {
+            c.dewar(&["restore", "c"]).done();
+        }
+        c.is_well();
+    }
 }
 
 #[test]

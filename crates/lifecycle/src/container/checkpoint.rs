@@ -16,7 +16,8 @@ use std::time::Duration;
 
 /// Zstandard's: see [`crate::checkpoint`].
 const ZSTD_LEVEL: i32 = -1;
-/// The longest that saving a container may take while it stands still, before the guardian lets it run.
+/// How long saving a container takes while it stands still, at most as a rule. The guardian lets it run when it took
+/// twenty times as long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 
 /// How a checkpoint of a container shall be taken.

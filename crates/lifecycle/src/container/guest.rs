@@ -1,10 +1,12 @@
 //! A container as what a checkpoint captures.
 
-use crate::container_process::{DUMP, images_folder, make_folder, remove_folder, strays};
+use crate::container_process::{
+    DUMP, images_folder, make_folder, remove_folder, resume_if_frozen, strays,
+};
 use crate::failure::{Code, Failure};
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy};
-use dewar_kernel::available_memory;
+use dewar_kernel::{available_memory, free};
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
@@ -43,7 +45,11 @@ impl<'f> ContainerGuest<'f> {
         })?;
         let container = Container::of(known);
         let description = container.describe()?;
-        let (needed, free) = (container.memory_bytes()?, available_memory().unwrap_or(u64::MAX));
+        let images = images_folder(folder);
+        let needed = container.memory_bytes()?;
+        let room = images.parent().and_then(|place| free(place).ok());
+        let room = room.map_or(u64::MAX, |it| it.file_system.min(it.memory.unwrap_or(u64::MAX)));
+        let free = room.min(available_memory().unwrap_or(u64::MAX));
         if needed > free / 10 * 9 {
             let what = format!(
                 "a copy of its memory needs {}, and {} are free",
@@ -52,7 +58,6 @@ impl<'f> ContainerGuest<'f> {
             );
             return Err(Failure::new(Code::Unsupported, what));
         }
-        let images = images_folder(folder);
         let process = record.process;
         let overlay = description.overlay.clone();
         make_folder(&images)?;
@@ -140,8 +145,11 @@ impl ProcessGuest for ContainerGuest<'_> {
         // Dropped, it lets the container run.
         self.dump = None;
         if self.folder.file(DUMP).exists() {
-            strays(self.folder).end(self.process);
-            let _ = self.folder.remove(DUMP);
+            // Where something does not end the next command goes on from here.
+            if strays(self.folder).end(self.process) {
+                resume_if_frozen(&self.container);
+                let _ = self.folder.remove(DUMP);
+            }
         }
     }
 

@@ -1,16 +1,17 @@
 //! A container is brought back from a checkpoint.
 
 use super::root::RestoredRoot;
-use crate::container_process::{images_folder, make_folder, remove_folder};
+use crate::container_process::{images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
 use crate::host::Host;
-use crate::locked_guest::{LockedGuest, NextGuest, clear_predecessor};
+use crate::locked_guest::{LockedGuest, NextGuest, require_ended};
 use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
-use dewar_registry::{GuestRecord, Origin, Phase, ProcessId};
-use dewar_units::PAGE_BYTES;
+use dewar_kernel::free;
+use dewar_registry::{GuestFolder, GuestRecord, Origin, Phase, ProcessId};
+use dewar_units::{ByteSize, PAGE_BYTES};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
@@ -45,20 +46,25 @@ pub fn restore(
     let name = options.name.clone().unwrap_or_else(|| image.record().guest.clone());
     require_host(&container)?;
     let folder = host.registry.guest(&name)?;
-    let lock = folder.lock()?;
-    let before = folder.record_if_any()?;
+    let mut lock = folder.lock()?;
+    require_no_other(host, &name, &container)?;
+    // All that can be found wrong with the checkpoint is found before anything is ended for it.
     let state = image.blob("state of the processes", &image.record().device_state)?;
     image.require_segments()?;
-    if let Some(record) = before.clone().filter(|_| options.replace) {
+    image.read_table_ahead()?;
+    store.check_disks(image.record())?;
+    require_room(&image, &images_folder(&folder))?;
+    if let Some(record) = folder.record_if_any()?.filter(|_| options.replace) {
         let mut held = LockedGuest { folder: folder.clone(), record, lock };
         held.end()?;
-        drop(held.lock);
-    } else {
-        drop(lock);
+        lock = held.lock;
     }
-    let _lock = folder.lock()?;
-    drop(clear_predecessor(&folder, None, NextGuest::Another)?);
-    clear_container(&container, options.replace)?;
+    let _lock = lock;
+    let before = require_ended(&folder, NextGuest::Another)?;
+    if let Some(machine) = before.as_ref().filter(|before| before.container.is_none()) {
+        drop(folder.remove_ram(machine)?);
+    }
+    clear_container(&container, before.as_ref(), options.replace)?;
     let record = GuestRecord {
         phase: Phase::Restoring,
         adopted: false,
@@ -78,7 +84,7 @@ pub fn restore(
     folder.set_record(&record)?;
     let images = images_folder(&folder);
     let restored = RestoredRoot::mount(store, &image, &description, &folder).and_then(|root| {
-        let process = load(&image, &container, &state, &images, reporter);
+        let process = load(&folder, &image, &container, &state, &images, reporter);
         match &process {
             Ok(_) => root.keep(),
             Err(_) => root.give_up(),
@@ -114,10 +120,50 @@ fn require_host(container: &Container) -> Result<(), Failure> {
     Ok(())
 }
 
-/// That the runtime knows no container by the id; one that has ended is forgotten.
-fn clear_container(container: &Container, replace: bool) -> Result<(), Failure> {
+/// That the container is no other guest's: two guests must not end each other's.
+fn require_no_other(host: &Host, name: &str, container: &Container) -> Result<(), Failure> {
+    let wanted = container.record();
+    let is_it = |record: &GuestRecord| {
+        let known = record.container.as_ref();
+        record.name != name && known.is_some_and(|it| it.id == wanted.id && it.root == wanted.root)
+    };
+    let other = host.guests()?.into_iter().map(|(_, record)| record).find(is_it);
+    match other {
+        None => Ok(()),
+        Some(other) => {
+            let (id, other) = (&wanted.id, &other.name);
+            Err(Failure::new(Code::Failed, format!("container '{id}' is guest '{other}'"))
+                .state("nothing was done")
+                .advice(format!("'dewar rm {other}' forgets it")))
+        }
+    }
+}
+
+/// That there is room in memory for all pages.
+fn require_room(image: &ImageReader, images: &Path) -> Result<(), Failure> {
+    let needed = image.record().memory.pages * PAGE_BYTES as u64;
+    let Some(Ok(room)) = images.parent().map(free) else { return Ok(()) };
+    let room = room.file_system.min(room.memory.unwrap_or(u64::MAX));
+    match needed < room {
+        true => Ok(()),
+        false => {
+            let (needed, room) = (ByteSize(needed), ByteSize(room));
+            let what = format!("its memory needs {needed}, and {room} are free");
+            Err(Failure::new(Code::Unsupported, what).state("nothing was done"))
+        }
+    }
+}
+
+/// That the runtime knows no container by the id. One that has ended is forgotten, if it was the guest's.
+fn clear_container(
+    container: &Container,
+    before: Option<&GuestRecord>,
+    replace: bool,
+) -> Result<(), Failure> {
     let Some(state) = container.runtime.state_if_any(&container.id)? else { return Ok(()) };
-    if state.status != Status::Stopped && !replace {
+    let is_known = before.is_some_and(|it| it.container.is_some());
+    let has_ended = state.status == Status::Stopped && is_known;
+    if !replace && !has_ended {
         let what = format!("container '{}' is {}", container.id, state.status);
         return Err(Failure::new(Code::Failed, what)
             .state("it was left as it is")
@@ -128,6 +174,7 @@ fn clear_container(container: &Container, replace: bool) -> Result<(), Failure> 
 
 /// Puts the images together, and lets the runtime restore from them.
 fn load(
+    folder: &GuestFolder,
     image: &ImageReader,
     container: &Container,
     state: &[u8],
@@ -150,7 +197,8 @@ fn load(
     let none = DeadRam::new(image, Vec::new())?;
     fill_files(image, files, &none, reporter.observer())?;
     reporter.stage("restoring the processes");
-    let options = RestoreOptions { folder: images.to_owned(), connections: false };
+    let options =
+        RestoreOptions { folder: images.to_owned(), strays: strays(folder), connections: false };
     Ok(dewar_guest_oci::restore(container, &options)?)
 }
 

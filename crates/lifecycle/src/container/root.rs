@@ -87,8 +87,9 @@ impl RestoredRoot {
 
 impl Mounted {
     fn give_up(&self, is_mounted: bool) {
-        if is_mounted {
-            let _ = unmount_from(&self.rootfs);
+        if is_mounted && unmount_from(&self.rootfs).is_err() {
+            // What is in use stays where it is.
+            return;
         }
         if let Some((before, _)) = &self.before {
             // Where that fails the next restore unpacks it again.

@@ -116,8 +116,7 @@ fn roll_back(
     record: &GuestRecord,
 ) -> Result<(), Failure> {
     if record.container.is_some() {
-        container_process::let_run(folder, record);
-        return Ok(());
+        return container_process::let_run(folder, record);
     }
     if record.phase != Phase::Leaving {
         return Ok(recover(connect, folder, record)?);
