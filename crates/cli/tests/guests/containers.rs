@@ -503,6 +503,12 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     c.dewar(&["checkpoint", "c", "--dirty-store", "redis://127.0.0.1"])
         .failed(2, &["for virtual machines"]);
     c.dewar(&["doctor", "--container", "c"]).done();
+    let mut exec = c.container.command(&["exec", "--detach", &id, "/bin/sleep", "1000"]);
+    exec.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(exec.status().expect("runc").success());
+    c.dewar(&["doctor", "--container", "c"]).failed(4, &["cannot be saved", "not touched"]);
+    c.dewar(&["checkpoint", "c"]).failed(4, &["sleep was started in it from outside"]);
+    assert_eq!(c.lab.ram_files("c"), [] as [std::path::PathBuf; 0]);
     let log = c.lab.path().join("outside.log");
     let bundle = Bundle::new(&c.lab.path().join("loud")).expect("bundle");
     bundle.write().expect("config");
