@@ -19,6 +19,8 @@ fetch_debian_packages() {
     local options=(-o "Dir::State=$apt" -o "Dir::State::lists=$apt/lists" -o "Dir::State::status=$apt/status"
         -o "Dir::Cache=$apt" -o "Dir::Cache::archives=$apt/archives" -o "Dir::Etc::sourcelist=$apt/sources.list"
         -o "Dir::Etc::sourceparts=$apt/parts" -o "Dir::Etc::preferencesparts=$apt/parts"
+        # A mirror may be some weeks behind; what it has is signed all the same.
+        -o Acquire::Check-Valid-Until=false
         -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)" -o APT::Architecture=amd64)
     apt-get "${options[@]}" update -qq &&
         apt-get "${options[@]}" install -y -qq --download-only --no-install-recommends -t "$suite" "$@" >/dev/null

@@ -9,15 +9,17 @@ cd "$(dirname "$0")/.."
 
 cache=$PWD/.cache/criu
 [ -x "$cache/criu" ] && exit 0
-echo "fetch-criu: fetching CRIU from forky"
-
-rm -rf "$cache.part"
 apt=$cache.part/apt
-mkdir -p "$cache.part/root"
-if ! fetch_debian_packages "$apt" forky forky criu crun libcriu2; then
-    echo "fetch-criu: Debian's archive does not answer; no CRIU" >&2
-    exit 0
-fi
+for suite in forky trixie none; do
+    if [ $suite = none ]; then
+        echo "fetch-criu: Debian's archive does not answer; no CRIU" >&2
+        exit 0
+    fi
+    echo "fetch-criu: fetching CRIU from $suite"
+    rm -rf "$cache.part"
+    mkdir -p "$cache.part/root"
+    if fetch_debian_packages "$apt" $suite $suite criu crun libcriu2; then break; fi
+done
 for package in "$apt"/archives/*.deb; do
     dpkg -x "$package" "$cache.part/root"
 done
