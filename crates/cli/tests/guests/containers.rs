@@ -2,7 +2,7 @@
 
 use crate::common;
 use dewar_testkit::{
-    Bundle, Lab, Ran, RunningContainer, container_tools, is_alive, kill, wait_until,
+    Bundle, Lab, Ran, RunningContainer, SmallDisk, container_tools, is_alive, kill, wait_until,
     wait_while_alive,
 };
 use rustix::process::Signal;
@@ -357,6 +357,31 @@ fn what_its_user_starts_under_its_id_is_left_alone() {
     c.container.crash();
     c.dewar(&["rm", "c"]).done();
     assert!(!c.container.bundle.folder.join("rootfs/tmp/log").exists(), "the user's own files");
+}
+
+#[test]
+fn a_full_store_and_a_damaged_checkpoint_harm_nothing() {
+    let name = "a_full_store_and_a_damaged_checkpoint_harm_nothing";
+    let Some(mut c) = adopted(name, |it| it) else { return };
+    c.ask("fill 24 noise");
+    c.ask("check 500 1 none");
+    let small = SmallDisk::mount(&c.lab.path().join("small"), "12m").expect("mount");
+    let url = format!("file:{}", small.path().display());
+    c.dewar(&["checkpoint", "c", "--store", &url])
+        .failed(1, &["no checkpoint was made", "running"]);
+    assert_eq!(common::files(&small.path().join("images")), [] as [std::path::PathBuf; 0]);
+    c.is_well();
+    c.is_clean();
+    // A segment that is damaged is no container.
+    c.dewar(&["checkpoint", "c"]).done();
+    let segments = common::files(&c.lab.store().join("segments"));
+    let whole = std::fs::read(&segments[0]).expect("segment");
+    std::fs::write(&segments[0], &whole[..whole.len() / 3]).expect("damage");
+    c.dewar(&["restore", "c", "--replace"]).failed(1, &[]);
+    std::fs::write(&segments[0], &whole).expect("mend");
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
+    c.ask("filled");
 }
 
 #[test]
