@@ -314,6 +314,8 @@ impl RunningContainer {
 impl Drop for RunningContainer {
     fn drop(&mut self) {
         let mut command = self.command(&["delete", "--force", &self.id]);
-        let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let ended = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        // One that is left would run for ever.
+        assert!(ended.is_ok_and(|it| it.success()) || std::thread::panicking(), "{}", self.id);
     }
 }

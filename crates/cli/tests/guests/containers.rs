@@ -12,8 +12,9 @@ use std::time::Duration;
 
 /// A container in a lab, adopted under the name `c`.
 struct Adopted {
-    lab: Lab,
+    // Ended before the lab's folder is removed, in which its runtime knows of it.
     container: RunningContainer,
+    lab: Lab,
     path: String,
 }
 
