@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to let it run.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
+/// How long CRIU may take to accept the connection to its page server.
+const ACCEPTED_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is looked whether a container is frozen.
 const LOOK: Duration = Duration::from_millis(2);
 /// CRIU's own settings, in the folder of a dump.
@@ -90,7 +92,10 @@ impl Dump {
     }
 
     fn begin_lazily(&mut self) -> Result<(), OciError> {
-        let port = free_port()?;
+        let port = match self.strays.port() {
+            Some(port) => port,
+            None => free_port()?,
+        };
         let mut command = self.checkpoint(&format!("address {}\n", Ipv4Addr::LOCALHOST))?;
         command.args(["--lazy-pages", "--page-server", &format!("{}:{port}", Ipv4Addr::LOCALHOST)]);
         // runc writes a byte there when it is ready; its standard output is a pipe of ours.
@@ -108,6 +113,15 @@ impl Dump {
                 cause: format!("its page server does not answer: {cause}"),
                 advice: None,
             })?;
+        if !is_accepted(&hold, port) {
+            // CRIU serves one, and waits until that one has gone.
+            self.strays.kill();
+            return Err(OciError::Criu {
+                id: self.container.id.clone(),
+                cause: "somebody else had reached its page server first".to_owned(),
+                advice: Some("try again"),
+            });
+        }
         self.hold = Some(hold);
         let processes = Processes::of(self.process.pid)?;
         let tracers = processes.tracers();
@@ -318,8 +332,35 @@ pub(crate) fn settings(folder: &Path) -> PathBuf {
     folder.join(SETTINGS)
 }
 
+/// Whether CRIU has accepted a connection of ours: a socket that was not accepted has no inode yet
+/// (`/proc/net/tcp`, net/ipv4/tcp_ipv4.c).
+fn is_accepted(ours: &TcpStream, port: u16) -> bool {
+    let Ok(own) = ours.local_addr() else { return false };
+    let deadline = Instant::now() + ACCEPTED_WITHIN;
+    while Instant::now() < deadline {
+        let table = fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+        if table.lines().any(|line| is_accepted_line(line, port, own.port())) {
+            return true;
+        }
+        std::thread::sleep(LOOK);
+    }
+    false
+}
+
+/// Whether a line is of CRIU's end of our connection, and accepted.
+fn is_accepted_line(line: &str, port: u16, own: u16) -> bool {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let has_port = |field: usize, port: u16| {
+        fields.get(field).is_some_and(|it| it.ends_with(&format!(":{port:04X}")))
+    };
+    has_port(1, port) && has_port(2, own) && fields.get(9).is_some_and(|inode| *inode != "0")
+}
+
 /// A port that nobody listens on now. Should somebody take it before CRIU does, CRIU fails.
-fn free_port() -> Result<u16, OciError> {
+///
+/// # Errors
+/// Where there is none.
+pub fn free_port() -> Result<u16, OciError> {
     let port = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
     port().map_err(OciError::io("listen on", Path::new("127.0.0.1")))
 }
@@ -336,4 +377,20 @@ fn is_ready(status: Option<OwnedFd>) -> Result<bool, OciError> {
     }
     let mut byte = [0];
     Ok(File::from(status).read(&mut byte).is_ok_and(|count| count == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_connection_that_was_accepted_is_served() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listen");
+        let port = listener.local_addr().expect("address").port();
+        let first = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connect");
+        let ours = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connect");
+        let (_served, _) = listener.accept().expect("accept");
+        assert!(is_accepted(&first, port));
+        assert!(!is_accepted(&ours, port), "it only waits");
+    }
 }

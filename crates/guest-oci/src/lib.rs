@@ -39,7 +39,7 @@ mod staging;
 mod strays;
 
 pub use container::{Container, Description, is_container};
-pub use dump::{Dump, DumpOptions};
+pub use dump::{Dump, DumpOptions, free_port};
 pub use error::OciError;
 pub use overlay::{Overlay, unmount_from};
 pub use pages::PagesFile;

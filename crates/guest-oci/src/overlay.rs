@@ -57,15 +57,17 @@ impl Overlay {
         Ok(mounts.lines().rev().filter_map(one).collect())
     }
 
-    /// All that any process of the host sees.
-    pub fn anywhere() -> Vec<Self> {
+    /// All that are the root of some process of the host, as of a container. Copies of a mount that other mount
+    /// namespaces have got are not: nothing runs there.
+    pub fn roots() -> Vec<Self> {
         let mut seen = HashSet::new();
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let is_new = fs::read_link(entry.path().join("ns/mnt")).is_ok_and(|it| seen.insert(it));
             let mounts = is_new.then(|| fs::read(entry.path().join("mountinfo")).ok()).flatten();
             let mounts = String::from_utf8_lossy(&mounts.unwrap_or_default()).into_owned();
-            found.extend(mounts.lines().filter_map(Self::parse));
+            let is_root = |line: &&str| line.split(' ').nth(4) == Some("/");
+            found.extend(mounts.lines().filter(is_root).filter_map(Self::parse));
         }
         found
     }

@@ -36,19 +36,25 @@ const TRIES: u32 = 100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strays {
     mark: String,
-}
-
-/// A process that carries the mark.
-struct Stray {
-    process: ProcessHandle,
-    /// Where its page server listens, if it was told one.
+    /// Where their page server listens.
     port: Option<u16>,
 }
 
 impl Strays {
     /// Those of a guest, by a name that no other guest of the host has.
     pub fn of(guest: &str) -> Self {
-        Self { mark: guest.to_owned() }
+        Self { mark: guest.to_owned(), port: None }
+    }
+
+    /// The same, where their page server listens on this port.
+    #[must_use]
+    pub fn with_port(self, port: u16) -> Self {
+        Self { port: Some(port), ..self }
+    }
+
+    /// Where their page server listens.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.port
     }
 
     /// Marks a program that is about to be started.
@@ -76,9 +82,9 @@ impl Strays {
                 return false;
             }
             if began.elapsed() > ENDS_WITHIN {
-                found.iter().for_each(|stray| drop(stray.process.kill()));
+                found.iter().for_each(|process| drop(process.kill()));
             }
-            for port in found.iter().filter_map(|stray| stray.port) {
+            if let Some(port) = self.port {
                 // Nobody may listen yet, or any more.
                 let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
                     .and_then(|connection| connection.shutdown(Shutdown::Both));
@@ -87,7 +93,12 @@ impl Strays {
         }
     }
 
-    fn find(&self) -> Vec<Stray> {
+    /// Kills them: for those that would not come to their end.
+    pub(crate) fn kill(&self) {
+        self.find().iter().for_each(|process| drop(process.kill()));
+    }
+
+    fn find(&self) -> Vec<ProcessHandle> {
         let wanted = format!("{MARK}={}", self.mark);
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
@@ -101,18 +112,10 @@ impl Strays {
             }
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|byte| *byte == 0);
-            variables.any(|it| it == wanted.as_bytes()).then(|| Stray { process, port: port(pid) })
+            variables.any(|it| it == wanted.as_bytes()).then_some(process)
         })
         .collect()
     }
-}
-
-/// The port in a runtime's command line, behind `--page-server`.
-fn port(pid: i32) -> Option<u16> {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let mut words = line.split(|byte| *byte == 0);
-    words.find(|word| *word == b"--page-server")?;
-    std::str::from_utf8(words.next()?).ok()?.rsplit_once(':')?.1.parse().ok()
 }
 
 /// Takes away what a killed CRIU left in a container, if it did.

@@ -15,7 +15,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Says that a command saves the container now.
+/// Says that a command saves the container now, and on which port CRIU waits for it.
 pub(crate) const DUMP: &str = "dump.json";
 /// How often it is looked whether a container has ended.
 const LOOK: Duration = Duration::from_millis(50);
@@ -86,8 +86,13 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
 /// # Errors
 /// Where what that command started does not end; the next command tries again.
 pub(crate) fn let_run(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    if !matches!(folder.read::<()>(DUMP), Ok(None)) {
-        require_gone(strays(folder).end(record.process))?;
+    let dump = folder.read::<u16>(DUMP);
+    if !matches!(dump, Ok(None)) {
+        let left = match dump {
+            Ok(Some(port)) => strays(folder).with_port(port),
+            _ => strays(folder),
+        };
+        require_gone(left.end(record.process))?;
         if let Some(known) = &record.container {
             resume_if_frozen(&Container::of(known));
         }
@@ -153,6 +158,9 @@ pub(crate) fn end(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Fail
 /// Where one is in use still: by a container that somebody else started there, or below another mount.
 pub fn unmount_files(folder: &GuestFolder) -> Result<(), Failure> {
     let is_ours = |overlay: &Overlay| is_ours(folder, overlay);
+    if Overlay::roots().iter().any(is_ours) {
+        return Err(files_in_use(folder));
+    }
     for (place, overlay) in Overlay::all()? {
         if is_ours(&overlay) {
             let last = Overlay::mounted_on(&place)?;
@@ -162,10 +170,7 @@ pub fn unmount_files(folder: &GuestFolder) -> Result<(), Failure> {
             unmount_from(&place)?;
         }
     }
-    match Overlay::anywhere().iter().any(is_ours) {
-        true => Err(files_in_use(folder)),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 fn files_in_use(folder: &GuestFolder) -> Failure {
@@ -183,6 +188,15 @@ pub(crate) fn root_folders(folder: &GuestFolder) -> [PathBuf; 2] {
 /// Whether an overlay was mounted by a restore of the guest.
 pub(crate) fn is_ours(folder: &GuestFolder, overlay: &Overlay) -> bool {
     root_folders(folder).iter().any(|it| overlay.upper.starts_with(it))
+}
+
+/// Bytes of memory that a guest has: those of its RAM files, or what the processes of a container have for themselves
+/// now.
+pub fn memory_bytes(record: &GuestRecord) -> u64 {
+    match &record.container {
+        Some(known) => Container::of(known).memory_bytes().unwrap_or(0),
+        None => record.ram.iter().map(|file| file.bytes).sum(),
+    }
 }
 
 /// One word for how a container is.

@@ -1,6 +1,7 @@
 use crate::context::Context;
 use crate::output::table;
 use crate::render::guest::{described, lazy, state, why_ended};
+use dewar_lifecycle::container_process::memory_bytes;
 use dewar_lifecycle::{Failure, Recovered, trouble};
 use dewar_units::ByteSize;
 use serde_json::json;
@@ -22,7 +23,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
         let trouble = trouble(&folder);
         let why = why_ended(&folder, &record).filter(|_| state == "ended");
-        let bytes: u64 = record.ram.iter().map(|file| file.bytes).sum();
+        let bytes = memory_bytes(&record);
         let pid = record.process.is_alive().then_some(record.process.pid);
         guests.push(json!({
             "name": name, "pid": pid, "state": state, "memory_bytes": bytes,

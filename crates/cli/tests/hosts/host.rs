@@ -201,6 +201,35 @@ fn ask_monitor(socket: &Path, line: &str) {
     }
 }
 
+/// Starts hosts that are not up, and the one with their shared disks.
+fn bring_up(hosts: &[&Host]) {
+    if !LAB.server.is_up() {
+        boot_guest(&runs().join("booted.qcow2"));
+        LAB.server.boot();
+    }
+    for host in hosts {
+        if !host.is_up() {
+            host.boot();
+        }
+        host.cable(true);
+        host.link_is("");
+    }
+}
+
+/// The first host alone, and no guest on it.
+pub(crate) struct OneHost {
+    pub host: &'static Host,
+    _only: MutexGuard<'static, ()>,
+}
+
+impl OneHost {
+    pub(crate) fn new() -> Self {
+        let only = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        bring_up(&[&LAB.a]);
+        Self { host: &LAB.a, _only: only }
+    }
+}
+
 /// Both hosts, and a guest on the first that writes and checks what it wrote.
 pub(crate) struct Hosts {
     pub a: &'static Host,
@@ -218,18 +247,8 @@ impl Hosts {
     /// The same with a guest that writes so many pages again and again.
     pub(crate) fn with(disk: Disk, pages: u64) -> Self {
         let only = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Lab { a, b, server } = &LAB;
-        if !server.is_up() {
-            boot_guest(&runs().join("booted.qcow2"));
-            server.boot();
-        }
-        for host in [a, b] {
-            if !host.is_up() {
-                host.boot();
-            }
-            host.cable(true);
-            host.link_is("");
-        }
+        let Lab { a, b, .. } = &LAB;
+        bring_up(&[a, b]);
         let mut hosts = Self { a, b, forward: None, _only: only };
         hosts.start_guest(disk, pages);
         hosts

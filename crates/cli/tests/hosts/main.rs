@@ -2,6 +2,7 @@
 //! each, disks that they share by NFS, and a link that is slow, loses packets, or is cut. `make test-hosts` runs
 //! these; `scripts/hosts-lab.sh` makes the hosts.
 
+mod containers;
 mod host;
 mod moves;
 mod power;

@@ -5,7 +5,9 @@ use crate::container_process::{
 };
 use crate::failure::{Code, Failure};
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
-use dewar_guest_oci::{Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy};
+use dewar_guest_oci::{
+    Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy, Strays, free_port,
+};
 use dewar_kernel::{available_memory, free};
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
@@ -28,6 +30,7 @@ pub struct ContainerGuest<'f> {
     /// What is copied of its memory before it is stopped.
     copied: Option<PreCopy>,
     stopped_pages: u64,
+    strays: Strays,
     dump: Option<Dump>,
 }
 
@@ -63,8 +66,18 @@ impl<'f> ContainerGuest<'f> {
         make_folder(&images)?;
         let copied = Some(PreCopy::new(process.pid, &images)?);
         let (stopped_pages, dump) = (0, None);
-        let guest =
-            Self { folder, container, process, images, overlay, copied, stopped_pages, dump };
+        let strays = strays(folder);
+        let guest = Self {
+            folder,
+            container,
+            process,
+            images,
+            overlay,
+            copied,
+            stopped_pages,
+            strays,
+            dump,
+        };
         Ok((guest, description))
     }
 
@@ -74,9 +87,11 @@ impl<'f> ContainerGuest<'f> {
             None => PreCopy::new(self.process.pid, &self.images)?,
         };
         // From here on a command that finds us dead lets the container run.
-        self.folder.write_for_now(DUMP, &())?;
+        let port = free_port()?;
+        self.folder.write_for_now(DUMP, &port)?;
+        self.strays = strays(self.folder).with_port(port);
         let options =
-            DumpOptions { folder: self.images.clone(), strays: strays(self.folder), copied };
+            DumpOptions { folder: self.images.clone(), strays: self.strays.clone(), copied };
         let dump = self.dump.insert(Dump::begin(&self.container, options)?);
         self.stopped_pages = dump.copy_pages()?;
         if let Some(overlay) = &self.overlay {
@@ -146,7 +161,7 @@ impl ProcessGuest for ContainerGuest<'_> {
         self.dump = None;
         if self.folder.file(DUMP).exists() {
             // Where something does not end the next command goes on from here.
-            if strays(self.folder).end(self.process) {
+            if self.strays.end(self.process) {
                 resume_if_frozen(&self.container);
                 let _ = self.folder.remove(DUMP);
             }
