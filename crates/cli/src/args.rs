@@ -394,7 +394,7 @@ pub struct DeleteArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  dewar doctor\n  dewar doctor --container shop")]
+#[command(after_help = "Example:\n  dewar doctor\n  dewar doctor --container shop")]
 pub struct DoctorArgs {
     /// Tell what keeps this container, a guest, from being saved.
     #[arg(long, value_name = "NAME")]

@@ -2,7 +2,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  dewar adopt web --qmp /run/web.qmp\n  \
+#[command(after_help = "Example:\n  dewar adopt web --qmp /run/web.qmp\n  \
                   dewar adopt shop --container shop-1")]
 pub struct AdoptArgs {
     /// The name that the guest shall have.

@@ -4,7 +4,9 @@
 use crate::common::{self, HeldCheckpoint, image_hashes, page_hashes, ram_now};
 use dewar_guest_qemu::Qmp;
 use dewar_image::ImageId;
-use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, wait_until};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, wait_until, wait_while_alive,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -71,6 +73,8 @@ fn who_is_stopped_or_let_run_meanwhile_stays_so() {
     let held = HeldCheckpoint::at(&lab, "g", "bulk-done");
     let guardian = held.guardian().expect("guardian");
     kill(guardian, Signal::KILL);
+    // It has the guest's lock, too.
+    wait_while_alive(guardian);
     held.kill();
     ask(&mut user, "stop", json!({}));
     assert_eq!(lab.ps("g").expect("listed")["state"], "paused");

@@ -54,8 +54,10 @@ pub fn restore(
     image.read_table_ahead()?;
     store.check_disks(image.record())?;
     require_room(&image, &images_folder(&folder))?;
+    let mut ended = false;
     if let Some(record) = folder.record_if_any()?.filter(|_| options.replace) {
         let mut held = LockedGuest { folder: folder.clone(), record, lock };
+        ended = held.record.process.is_alive();
         held.end()?;
         lock = held.lock;
     }
@@ -103,7 +105,11 @@ pub fn restore(
                 Some(before) => folder.set_record(before)?,
                 None => folder.remove_all()?,
             }
-            Err(failure.state("no container was started"))
+            let state = match ended {
+                true => "no container was started, and the one before was ended",
+                false => "no container was started",
+            };
+            Err(failure.state(state))
         }
     }
 }
