@@ -21,7 +21,7 @@ prepare() {
     echo "hosts-lab: building the system of the hosts (Debian 13)"
     local root=$lab/root
     debian_root "$root" qemu-system-x86 qemu-utils iproute2 e2fsprogs nfs-kernel-server nfs-common \
-        openssh-server openssh-client criu runc crun iptables
+        openssh-server openssh-client criu libcriu2 runc crun iptables
     rm -f "$lab"/key* "$root"/etc/ssh/ssh_host_*
     ssh-keygen -q -t ed25519 -N '' -f "$lab/key"
     ssh-keygen -q -t ed25519 -N '' -f "$root/etc/ssh/ssh_host_ed25519_key"

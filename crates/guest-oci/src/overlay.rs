@@ -43,6 +43,12 @@ impl Overlay {
         Ok(last.and_then(Self::parse))
     }
 
+    /// Whether it was mounted with whole paths: by others the kernel's list of mounts does not tell where it lies.
+    pub fn has_whole_paths(&self) -> bool {
+        let mut lower = self.lower.split(':').filter(|it| !it.is_empty());
+        self.upper.is_absolute() && self.work.is_absolute() && lower.all(|it| it.starts_with('/'))
+    }
+
     /// All that are mounted, and where; the last first.
     ///
     /// # Errors
@@ -205,6 +211,9 @@ mod tests {
         assert_eq!(overlay.lower, "/l/A:/l/B");
         assert_eq!(overlay.upper, Path::new("/u x/diff"));
         assert_eq!(overlay.options, ["metacopy=on"]);
+        assert!(overlay.has_whole_paths());
+        let relative = Overlay { lower: "/l/A:lower".to_owned(), ..overlay };
+        assert!(!relative.has_whole_paths());
         assert_eq!(Overlay::parse("29 1 259:1 / / rw - ext4 /dev/vda rw"), None);
     }
 

@@ -54,7 +54,15 @@ impl Preconditions {
             let program = program_of(pid);
             format!("{program} was started in it from outside ('exec'), and CRIU cannot save that: end it")
         }));
-        if Overlay::mounted_on(&container.rootfs(&config))?.is_some() && !container.leaves_pages() {
+        let overlay = Overlay::mounted_on(&container.rootfs(&config))?;
+        if overlay.as_ref().is_some_and(|overlay| !overlay.has_whole_paths()) {
+            missing.push(
+                "the overlay of its root file system was mounted with paths that do not begin at the root: mount \
+                 it with whole ones"
+                    .to_owned(),
+            );
+        }
+        if overlay.is_some() && !container.leaves_pages() {
             missing.push(
                 "its root file system is an overlay, which can be saved with runc only: crun lets the container \
                  run before its files are saved"

@@ -552,6 +552,32 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     assert_eq!(c.state(), "paused");
     c.dewar(&["checkpoint", "c"]).failed(1, &["is paused, not running", "not touched"]);
     assert!(c.container.command(&["resume", &id]).status().expect("runc").success());
+    // By its relative paths nobody finds an overlay.
+    let relative = c.lab.path().join("relative");
+    let bundle = Bundle::new(&relative).expect("bundle");
+    bundle.write().expect("config");
+    let mut mount = Command::new("mount");
+    mount.current_dir(&relative).args(["-t", "overlay", "overlay", "rootfs", "-o"]);
+    for folder in ["upper", "work"] {
+        std::fs::create_dir(relative.join(folder)).expect("folder");
+    }
+    let mounted = mount.arg("lowerdir=rootfs,upperdir=upper,workdir=work").status().expect("mount");
+    assert!(mounted.success());
+    let id = format!("{id}-relative");
+    let mut command = c.container.command(&["run", "--detach", "--bundle"]);
+    command
+        .arg(&relative)
+        .arg(&id)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    assert!(command.status().expect("runc").success());
+    c.dewar(&["adopt", "d", "--container", &id, "--runtime-root", &state])
+        .failed(4, &["mount it with whole ones", "not touched"]);
+    assert!(c.container.command(&["delete", "--force", &id]).status().expect("runc").success());
+    assert!(
+        Command::new("umount").arg(relative.join("rootfs")).status().expect("umount").success()
+    );
     c.dewar(&["rm", "c"]).done();
     assert!(c.container.runtime_state().is_some(), "it is only forgotten");
 }

@@ -36,7 +36,10 @@ impl<'h> Container<'h> {
     fn start(host: &'h Host, runtime: &'static str, is_overlay: bool) -> Self {
         host.run(BUNDLE).done();
         let root = match is_overlay {
-            true => "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work rootfs",
+            true => {
+                "mount -t overlay overlay -o \
+                 lowerdir=/root/b/lower,upperdir=/root/b/upper,workdir=/root/b/work rootfs"
+            }
             false => "cp -a lower/. rootfs/",
         };
         host.run(&format!("cd /root/b && {root}")).done();
