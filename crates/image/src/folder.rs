@@ -8,8 +8,11 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const PART: &str = ".part";
+/// How long a program may take to call exec(2).
+const UNTIL_EXEC: Duration = Duration::from_millis(40);
 
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -156,7 +159,7 @@ impl Backend for Folder {
             LockKind::Shared => FlockOperation::NonBlockingLockShared,
             LockKind::Alone | LockKind::New => FlockOperation::NonBlockingLockExclusive,
         };
-        match flock(&file, lock) {
+        match flock_soon(&file, lock) {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(LockAttempt::Taken),
             Err(error) => Err(ImageError::io("lock", &path)(error.into())),
             // It may have been removed while we opened or waited.
@@ -242,6 +245,20 @@ impl Lock for LockedFile {
 
     fn remove(self: Box<Self>) -> Result<(), ImageError> {
         files::remove(&self.path)
+    }
+}
+
+/// Takes a lock, and does not give up at once where it is taken: a program that a holder starts has copies of the
+/// holder's descriptors until it calls exec(2), and so has the lock for a moment after the holder let go.
+fn flock_soon(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match flock(file, lock) {
+            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < UNTIL_EXEC => {
+                std::thread::sleep(UNTIL_EXEC / 20);
+            }
+            result => return result,
+        }
     }
 }
 
