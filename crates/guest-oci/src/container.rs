@@ -8,7 +8,7 @@ use dewar_registry::{ContainerRecord, ProcessId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Tells the description of a container from that of a QEMU.
 const KIND: &str = "container";
@@ -162,11 +162,6 @@ impl Container {
             bundle: self.bundle.clone(),
             config,
         })
-    }
-
-    /// A folder's path in an argument list.
-    pub(crate) fn option(name: &str, value: &Path) -> [std::ffi::OsString; 2] {
-        [name.into(), value.into()]
     }
 }
 

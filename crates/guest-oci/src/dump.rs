@@ -6,7 +6,7 @@ use crate::error::OciError;
 use crate::pages::{self, PagesFile};
 use crate::precopy::PreCopy;
 use crate::processes::{Processes, tracer};
-use crate::runtime::last_line;
+use crate::runtime::{last_line, option};
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -237,8 +237,8 @@ impl Dump {
         fs::write(&path, settings).map_err(OciError::io("write", &path))?;
         let mut command = self.container.runtime.command("checkpoint");
         command
-            .args(Container::option("--image-path", &images(&self.folder)))
-            .args(Container::option("--work-path", &work(&self.folder)))
+            .args(option("--image-path", &images(&self.folder)))
+            .args(option("--work-path", &work(&self.folder)))
             .args(["--leave-running", "--tcp-established", "--file-locks", "--ext-unix-sk"])
             .env("CRIU_CONFIG_FILE", &path);
         Ok(command)

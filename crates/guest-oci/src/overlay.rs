@@ -5,6 +5,7 @@
 //! another overlay, with the same lower folders, over an upper folder of Dewar's.
 
 use crate::error::OciError;
+use crate::runtime::option;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -105,7 +106,10 @@ impl Overlay {
     pub fn save(&self, archive: &Path) -> Result<(), OciError> {
         let mut command = Command::new("tar");
         command.args(["--create", "--one-file-system", "--sparse"]);
-        command.args(WHOLE).args(named("--file", archive)).args(named("--directory", &self.upper));
+        command
+            .args(WHOLE)
+            .args(option("--file", archive))
+            .args(option("--directory", &self.upper));
         run(command.arg("."), "save", &self.upper)
     }
 
@@ -126,7 +130,7 @@ impl Overlay {
         }
         let mut command = Command::new("tar");
         command.args(["--extract", "--same-owner", "--same-permissions"]);
-        command.args(WHOLE).args(named("--file", archive)).args(named("--directory", &upper));
+        command.args(WHOLE).args(option("--file", archive)).args(option("--directory", &upper));
         run(&mut command, "unpack", archive)?;
         Ok(Self { upper, work, ..self.clone() })
     }
@@ -160,10 +164,6 @@ pub fn unmount_from(folder: &Path) -> Result<(), OciError> {
 
 /// What of files is saved beside their content.
 const WHOLE: [&str; 4] = ["--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*"];
-
-fn named(option: &str, value: &Path) -> [std::ffi::OsString; 2] {
-    [option.into(), value.into()]
-}
 
 fn run(command: &mut Command, operation: &'static str, path: &Path) -> Result<(), OciError> {
     let output =

@@ -4,6 +4,7 @@ use crate::container::Container;
 use crate::dump::{failure, images, runtime_log, settings, work};
 use crate::error::OciError;
 use crate::network;
+use crate::runtime::option;
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
 use std::fs::{self, File};
@@ -38,13 +39,13 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
     let mut command = container.runtime.command("restore");
     command
         .args(["--detach", "--file-locks", "--ext-unix-sk", "--tcp-established"])
-        .args(Container::option("--image-path", &images(folder)))
-        .args(Container::option("--work-path", &work))
-        .args(Container::option("--bundle", &container.bundle))
+        .args(option("--image-path", &images(folder)))
+        .args(option("--work-path", &work))
+        .args(option("--bundle", &container.bundle))
         .env("CRIU_CONFIG_FILE", &path)
         .stdout(Stdio::null())
         .stderr(said);
-    command.args(Container::option("--pid-file", &pid_file(folder)));
+    command.args(option("--pid-file", &pid_file(folder)));
     strays.mark(&mut command);
     command.arg("--").arg(&container.id);
     let status = command.status().map_err(|cause| OciError::NoRuntime {

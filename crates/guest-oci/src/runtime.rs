@@ -2,6 +2,7 @@
 
 use crate::error::OciError;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -184,6 +185,11 @@ pub(crate) fn last_line(said: &str) -> String {
         Some((_, message)) => message.trim_end_matches('"').replace("\\\"", "\""),
         None => line.to_owned(),
     }
+}
+
+/// An option with a path, in an argument list.
+pub(crate) fn option(name: &str, value: &Path) -> [OsString; 2] {
+    [name.into(), value.into()]
 }
 
 /// The program's path, as it is found now.
