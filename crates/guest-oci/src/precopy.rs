@@ -19,7 +19,7 @@
 use crate::criu_images::{LAZY, PARENT, PRESENT, Pagemap};
 use crate::error::OciError;
 use crate::pages::copy_present;
-use crate::processes::{Processes, field};
+use crate::processes::{Processes, is_filtered};
 use crate::staging::{Staged, Staging};
 use dewar_kernel::{
     Pagemap as TrackedPages, Pid, ProcessHandle, RegisterMode, Userfaultfd, passing_userfaultfd_of,
@@ -222,7 +222,7 @@ fn lazy_runs(map: &Pagemap) -> impl Iterator<Item = Range<u64>> + '_ {
 impl Tracking {
     /// Begins to track a process; `None` where it is left out.
     fn begin(pid: i32) -> Option<Self> {
-        if field(pid, "Seccomp:").is_none_or(|mode| mode[0] != 0) || has_direct_io(pid) {
+        if is_filtered(pid) || has_direct_io(pid) {
             return None;
         }
         let process = ProcessHandle::open(Pid(pid)).ok()?;

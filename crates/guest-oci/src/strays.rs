@@ -8,7 +8,7 @@
 //! packets out, and in its processes the code that it had put there, beside which CRIU cannot work a second time.
 //! Where that was done all the same, by us after a while or by somebody else, both are taken away.
 
-use crate::processes::Processes;
+use crate::processes::{Processes, is_filtered};
 use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
 use rustix::process::geteuid;
@@ -125,7 +125,8 @@ pub(crate) fn clean(container: ProcessId) {
     }
     unlock_network(container.pid);
     let Ok(processes) = Processes::of(container.pid) else { return };
-    for pid in processes.pids() {
+    // Those under a filter keep it: the next dump says so.
+    for pid in processes.pids().filter(|pid| !is_filtered(*pid)) {
         let code = code_of(pid);
         if !code.is_empty() && has_left(pid, &code) {
             // Where that fails the next dump says so.
