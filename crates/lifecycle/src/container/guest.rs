@@ -128,9 +128,10 @@ impl ProcessGuest for ContainerGuest<'_> {
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {
-        let ended = self.dump.as_mut().map_or(Ok(()), Dump::end);
+        self.dump.as_mut().map_or(Ok(()), Dump::end).map_err(self.failed("letting run"))?;
+        // Where it did not end, the rollback goes on from here.
         let _ = self.folder.remove(DUMP);
-        ended.map_err(self.failed("letting run"))
+        Ok(())
     }
 
     fn saved(&mut self) -> Result<SavedProcesses, GuestError> {
