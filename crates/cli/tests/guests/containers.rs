@@ -6,6 +6,7 @@ use dewar_testkit::{
     wait_while_alive,
 };
 use rustix::process::Signal;
+use serde_json::json;
 use std::io::BufRead;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -145,6 +146,26 @@ fn mappings_that_come_and_go_meanwhile_are_exact() {
         c.dewar(&["restore", "c", "--replace"]).done();
         c.is_well();
     }
+}
+
+#[test]
+fn one_that_may_not_be_tracked_is_copied_in_the_pause() {
+    let filtered = |mut it: Bundle| {
+        // The call that tracks writes would end it.
+        it.config["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "syscalls": [{"names": ["userfaultfd"], "action": "SCMP_ACT_KILL_PROCESS"}],
+        });
+        it
+    };
+    let name = "one_that_may_not_be_tracked_is_copied_in_the_pause";
+    let Some(mut c) = adopted(name, filtered) else { return };
+    c.ask("check 1000 2 none");
+    let taken = c.dewar(&["checkpoint", "c"]).done().json();
+    assert!(taken["captured"]["stopped"].as_u64() > Some(1000), "{taken}");
+    c.is_well();
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
 }
 
 #[test]
