@@ -49,10 +49,15 @@ pub fn to_json(record: &Record, store: &Store) -> Value {
     })
 }
 
+/// Its tag, behind a space; nothing where it has none.
+fn quoted_tag(record: &Record) -> String {
+    record.tag.as_ref().map_or(String::new(), |tag| format!(" '{}'", foreign(tag)))
+}
+
 /// A checkpoint of a container that was taken, for people.
 pub fn describe_container(record: &Record, store: &str) -> String {
     let (summary, counts) = (&record.summary, record.memory.counts);
-    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{}'", foreign(tag)));
+    let tag = quoted_tag(record);
     format!(
         "{}{tag} of {}: {} of memory in {}, {} stored in {store}\n\
          paused {}; of {} pages {} stored, {} known before, {} zero",
@@ -80,7 +85,7 @@ pub fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> 
         1 => " and 1 disk".to_owned(),
         count => format!(" and {count} disks"),
     };
-    let tag = record.tag.as_ref().map_or(String::new(), |tag| format!(" '{}'", foreign(tag)));
+    let tag = quoted_tag(record);
     let mut text = format!(
         "{}{tag} of {}: {} of RAM{disks} in {}, {} stored in {store}\n\
          paused {}, after {}; of {} pages {} stored, {} zero, {} never touched",
