@@ -1,29 +1,24 @@
 //! A batch of pages on its way through the device.
 //!
 //! ```text
-//! fill pages -> begin: copied there, looked at, measured, placed -> finish: written densely, copied back
+//! fill pages -> begin: copied there, looked at, measured, placed, written densely -> finish: copied back
 //! ```
 //!
 //! All commands of a batch are in one queue, which works in order; so each sees what those before it made. Between
 //! `begin` and `finish` nobody can reach the memory that is being copied: `finish` alone gives the batch back.
 
-use crate::staging::Staging;
+use crate::kernel::Kernel;
+use crate::queue::{Argument, DeviceMemory, Pinned, Queue};
 use crate::{Gpu, GpuError};
 use dewar_units::PAGE_BYTES;
-use opencl3::command_queue::CommandQueue;
-use opencl3::event::Event;
-use opencl3::kernel::{ExecuteKernel, Kernel};
-use opencl3::memory::{Buffer, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE};
-use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING};
-use std::ptr::null_mut;
 
 /// Items that work on one page as words, and on eight pages for their hash.
 const ITEMS: usize = 64;
 const PAGES_LOOKED_AT: usize = ITEMS / 8;
 /// Items that add up the sizes of a batch.
 const PLACING: usize = 256;
-/// Halves of words in the map of a page's words.
-const MAP_HALVES: usize = 16;
+/// Bytes of the map of a page's words.
+const MAP_BYTES: usize = 64;
 
 /// How the pages of a batch are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,48 +34,48 @@ pub enum Encoding {
 /// Room for so many pages here and on the device. Dropped, it waits for what is under way.
 pub struct Batch<'g> {
     gpu: &'g Gpu,
-    queue: CommandQueue,
+    queue: Box<dyn Queue + 'g>,
     capacity: usize,
-    pages: Staging,
-    present: Staging,
+    pages: Pinned,
+    present: Pinned,
     on_device: OnDevice,
     results: Results,
-    /// What is under way. A command that failed is told by its event alone.
-    events: Vec<Event>,
     begun: Option<Begun>,
 }
 
 /// A batch under way.
 struct Begun {
     count: usize,
-    encoding: Encoding,
     most: usize,
 }
 
 /// The device's side of a batch.
 struct OnDevice {
-    pages: Buffer<u8>,
-    present: Buffer<u8>,
-    maps: Buffer<u32>,
-    room: Buffer<u8>,
-    sizes: Buffer<u32>,
-    starts: Buffer<u32>,
-    hashes: Buffer<u64>,
-    zeros: Buffer<u8>,
-    bytes: Buffer<u8>,
+    pages: DeviceMemory,
+    present: DeviceMemory,
+    maps: DeviceMemory,
+    room: DeviceMemory,
+    sizes: DeviceMemory,
+    starts: DeviceMemory,
+    hashes: DeviceMemory,
+    zeros: DeviceMemory,
+    bytes: DeviceMemory,
 }
 
 /// What comes back.
 struct Results {
-    starts: Vec<u32>,
-    hashes: Vec<u64>,
-    zeros: Vec<u8>,
-    bytes: Staging,
+    /// Numbers of 4 bytes.
+    starts: Pinned,
+    /// Numbers of 8 bytes.
+    hashes: Pinned,
+    zeros: Pinned,
+    bytes: Pinned,
 }
 
 /// An encoded batch.
 pub struct Encoded<'b> {
     results: &'b Results,
+    pages: &'b [u8],
     count: usize,
 }
 
@@ -97,26 +92,20 @@ impl std::fmt::Debug for Encoded<'_> {
 }
 
 impl OnDevice {
-    fn new(gpu: &Gpu, capacity: usize) -> Result<Self, GpuError> {
+    fn new(queue: &mut dyn Queue, capacity: usize) -> Result<Self, GpuError> {
         let all = capacity * PAGE_BYTES;
         Ok(Self {
-            pages: buffer(gpu, CL_MEM_READ_ONLY, all)?,
-            present: buffer(gpu, CL_MEM_READ_ONLY, all)?,
-            maps: buffer(gpu, CL_MEM_READ_WRITE, capacity * MAP_HALVES)?,
-            room: buffer(gpu, CL_MEM_READ_WRITE, all)?,
-            sizes: buffer(gpu, CL_MEM_READ_WRITE, capacity)?,
-            starts: buffer(gpu, CL_MEM_READ_WRITE, capacity + 1)?,
-            hashes: buffer(gpu, CL_MEM_READ_WRITE, capacity)?,
-            zeros: buffer(gpu, CL_MEM_READ_WRITE, capacity)?,
-            bytes: buffer(gpu, CL_MEM_READ_WRITE, all)?,
+            pages: queue.allocate(all)?,
+            present: queue.allocate(all)?,
+            maps: queue.allocate(capacity * MAP_BYTES)?,
+            room: queue.allocate(all)?,
+            sizes: queue.allocate(capacity * 4)?,
+            starts: queue.allocate((capacity + 1) * 4)?,
+            hashes: queue.allocate(capacity * 8)?,
+            zeros: queue.allocate(capacity)?,
+            bytes: queue.allocate(all)?,
         })
     }
-}
-
-fn buffer<T>(gpu: &Gpu, flags: u64, length: usize) -> Result<Buffer<T>, GpuError> {
-    // SAFETY: without CL_MEM_USE_HOST_PTR no pointer of ours is kept.
-    unsafe { Buffer::create(&gpu.context, flags, length, null_mut()) }
-        .map_err(GpuError::of("make room on the device"))
 }
 
 impl<'g> Batch<'g> {
@@ -130,28 +119,17 @@ impl<'g> Batch<'g> {
     pub fn new(gpu: &'g Gpu, capacity: usize) -> Result<Self, GpuError> {
         let bytes = capacity.checked_mul(PAGE_BYTES).and_then(|bytes| u32::try_from(bytes).ok());
         assert!(bytes.is_some_and(|bytes| bytes > 0));
-        let queue =
-            CommandQueue::create_default(&gpu.context, 0).map_err(GpuError::of("make a queue"))?;
-        let staging = || Staging::new(&gpu.context, &queue, capacity * PAGE_BYTES);
+        let mut queue = gpu.queue()?;
         let results = Results {
-            starts: vec![0; capacity + 1],
-            hashes: vec![0; capacity],
-            zeros: vec![0; capacity],
-            bytes: staging()?,
+            starts: queue.pin((capacity + 1) * 4)?,
+            hashes: queue.pin(capacity * 8)?,
+            zeros: queue.pin(capacity)?,
+            bytes: queue.pin(capacity * PAGE_BYTES)?,
         };
+        let mut staging = || queue.pin(capacity * PAGE_BYTES);
         let (pages, present) = (staging()?, staging()?);
-        let on_device = OnDevice::new(gpu, capacity)?;
-        Ok(Self {
-            gpu,
-            queue,
-            capacity,
-            pages,
-            present,
-            on_device,
-            results,
-            events: Vec::new(),
-            begun: None,
-        })
+        let on_device = OnDevice::new(&mut *queue, capacity)?;
+        Ok(Self { gpu, queue, capacity, pages, present, on_device, results, begun: None })
     }
 
     /// How many pages it has room for.
@@ -181,78 +159,25 @@ impl<'g> Batch<'g> {
     pub fn begin(&mut self, count: usize, encoding: Encoding, most: usize) -> Result<(), GpuError> {
         assert!((1..=self.capacity).contains(&count) && most <= PAGE_BYTES);
         self.wait()?;
-        let copied = count * PAGE_BYTES;
-        let failed = GpuError::of("copy to the device");
-        let there = &mut self.on_device;
+        let (queue, there) = (&mut *self.queue, &self.on_device);
         // SAFETY: the buffers are as long; nobody touches the pages until `wait`, which every way to them calls.
         unsafe {
-            let (to, from) = (&mut there.pages, &self.pages.slice()[..copied]);
-            let copy = self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]);
-            self.events.push(copy.map_err(&failed)?);
+            queue.copy_there(there.pages, &self.pages, count * PAGE_BYTES)?;
             if encoding == Encoding::Deltas {
-                let (to, from) = (&mut there.present, &self.present.slice()[..copied]);
-                let copy = self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]);
-                self.events.push(copy.map_err(&failed)?);
+                queue.copy_there(there.present, &self.present, count * PAGE_BYTES)?;
             }
         }
-        let (pages, limit) = (count as u32, most as u32);
-        let looked = self.look(count)?;
-        let measured = match encoding {
-            Encoding::Lz4 => self.compress(pages, limit)?,
-            _ => self.measure(count, encoding, limit)?,
-        };
-        let placed = self.place(pages)?;
-        self.events.extend([looked, measured, placed]);
-        self.queue.flush().map_err(GpuError::of("start a batch"))?;
-        self.begun = Some(Begun { count, encoding, most });
+        encode(queue, there, count, encoding, most)?;
+        let results = &mut self.results;
+        // SAFETY: both sides have as many numbers, and nobody looks at ours before `wait`.
+        unsafe {
+            queue.copy_back(there.starts, &mut results.starts, (count + 1) * 4)?;
+            queue.copy_back(there.hashes, &mut results.hashes, count * 8)?;
+            queue.copy_back(there.zeros, &mut results.zeros, count)?;
+        }
+        queue.start()?;
+        self.begun = Some(Begun { count, most });
         Ok(())
-    }
-
-    fn look(&self, count: usize) -> Result<Event, GpuError> {
-        let (kernel, there, pages) = (self.kernel("look")?, &self.on_device, count as u32);
-        let mut run = ExecuteKernel::new(&kernel);
-        // SAFETY: the arguments are those of the kernel, in its order; it writes a number and a byte for each of
-        // so many pages.
-        unsafe {
-            run.set_arg(&there.pages).set_arg(&pages);
-            run.set_arg(&there.hashes).set_arg(&there.zeros);
-            self.run(&mut run, count.div_ceil(PAGES_LOOKED_AT) * ITEMS, ITEMS)
-        }
-    }
-
-    fn measure(&self, count: usize, encoding: Encoding, most: u32) -> Result<Event, GpuError> {
-        let (kernel, there) = (self.kernel("measure_words")?, &self.on_device);
-        let is_delta = u32::from(encoding == Encoding::Deltas);
-        let mut run = ExecuteKernel::new(&kernel);
-        // SAFETY: the arguments are those of the kernel, in its order; it writes a map and a size for each page.
-        unsafe {
-            run.set_arg(&there.pages).set_arg(&there.present).set_arg(&is_delta).set_arg(&most);
-            run.set_arg(&there.maps).set_arg(&there.sizes);
-            self.run(&mut run, count * ITEMS, ITEMS)
-        }
-    }
-
-    fn compress(&self, pages: u32, most: u32) -> Result<Event, GpuError> {
-        let (kernel, there) = (self.kernel("lz4")?, &self.on_device);
-        let mut run = ExecuteKernel::new(&kernel);
-        // SAFETY: the arguments are those of the kernel, in its order; it writes at most `most` bytes, no more
-        // than a page, into the room of each page.
-        unsafe {
-            run.set_arg(&there.pages).set_arg(&pages).set_arg(&most);
-            run.set_arg(&there.room).set_arg(&there.sizes);
-            self.run(&mut run, (pages as usize).div_ceil(ITEMS) * ITEMS, ITEMS)
-        }
-    }
-
-    fn place(&self, pages: u32) -> Result<Event, GpuError> {
-        let (kernel, there) = (self.kernel("place")?, &self.on_device);
-        let mut run = ExecuteKernel::new(&kernel);
-        // SAFETY: the arguments are those of the kernel, in its order; it writes one number more than there are
-        // pages, for which there is room.
-        unsafe {
-            run.set_arg(&there.sizes).set_arg(&pages).set_arg(&there.starts);
-            self.run(&mut run, PLACING, PLACING)
-        }
     }
 
     /// Waits for the batch, and gives what came of it: nothing where none was begun.
@@ -260,137 +185,126 @@ impl<'g> Batch<'g> {
     /// # Errors
     /// Where the device failed.
     pub fn finish(&mut self) -> Result<Encoded<'_>, GpuError> {
-        let Some(Begun { count, encoding, most }) = self.begun.take() else {
-            return Ok(Encoded { results: &self.results, count: 0 });
+        let Some(Begun { count, most }) = self.begun.take() else {
+            return Ok(Encoded { results: &self.results, pages: &[], count: 0 });
         };
-        self.require_done()?;
-        let failed = GpuError::of("copy from the device");
-        let (there, results) = (&self.on_device, &mut self.results);
-        // SAFETY: each call waits, and both sides have as many numbers.
-        unsafe {
-            let starts = &mut results.starts[..=count];
-            self.queue
-                .enqueue_read_buffer(&there.starts, CL_BLOCKING, 0, starts, &[])
-                .map_err(&failed)?;
-            let hashes = &mut results.hashes[..count];
-            self.queue
-                .enqueue_read_buffer(&there.hashes, CL_BLOCKING, 0, hashes, &[])
-                .map_err(&failed)?;
-            let zeros = &mut results.zeros[..count];
-            self.queue
-                .enqueue_read_buffer(&there.zeros, CL_BLOCKING, 0, zeros, &[])
-                .map_err(&failed)?;
-        }
-        let starts = &self.results.starts[..=count];
-        let fits = |pair: &[u32]| pair[0] <= pair[1] && (pair[1] - pair[0]) as usize <= most;
-        if starts[0] != 0 || !starts.windows(2).all(fits) {
+        self.queue.wait()?;
+        let start = |index: usize| self.results.start(index);
+        let fits = |page: usize| (start(page)..=start(page) + most).contains(&start(page + 1));
+        if start(0) != 0 || !(0..count).all(fits) {
             return Err(GpuError::Nonsense(self.gpu.name().to_owned()));
         }
-        let length = starts[count] as usize;
+        let length = start(count);
         if length > 0 {
-            let written = self.write(count, encoding)?;
-            self.events.push(written);
-            self.require_done()?;
-            let bytes = &mut self.results.bytes.slice_mut()[..length];
-            // SAFETY: the call waits; no page takes more than a page, so there is room for all on both sides.
+            // SAFETY: no page takes more than a page, so there is room for all on both sides; it is waited for.
             unsafe {
-                self.queue.enqueue_read_buffer(&self.on_device.bytes, CL_BLOCKING, 0, bytes, &[])
+                let bytes = &mut self.results.bytes;
+                self.queue.copy_back(self.on_device.bytes, bytes, length)?;
             }
-            .map_err(&failed)?;
+            self.queue.wait()?;
         }
-        Ok(Encoded { results: &self.results, count })
-    }
-
-    /// Waits for what was given to the device, and says which of it failed.
-    fn require_done(&mut self) -> Result<(), GpuError> {
-        let events = std::mem::take(&mut self.events);
-        events.iter().try_for_each(|event| event.wait()).map_err(GpuError::of("encode a batch"))
-    }
-
-    /// Writes what each page takes behind what those before it take.
-    fn write(&self, count: usize, encoding: Encoding) -> Result<Event, GpuError> {
-        let there = &self.on_device;
-        let is_lz4 = encoding == Encoding::Lz4;
-        let kernel = self.kernel(if is_lz4 { "write_blocks" } else { "write_words" })?;
-        let mut run = ExecuteKernel::new(&kernel);
-        // SAFETY: the arguments are those of the kernel, in its order; it writes to the places that `place` gave
-        // to what was measured of the same pages.
-        unsafe {
-            match is_lz4 {
-                true => run.set_arg(&there.room),
-                false => run.set_arg(&there.pages).set_arg(&there.maps),
-            };
-            run.set_arg(&there.starts).set_arg(&there.bytes);
-            self.run(&mut run, count * ITEMS, ITEMS)
-        }
-    }
-
-    fn kernel(&self, name: &'static str) -> Result<Kernel, GpuError> {
-        Kernel::create(&self.gpu.program, name).map_err(GpuError::of("find a kernel"))
-    }
-
-    /// Runs a kernel on so many work-items, in groups of so many.
-    ///
-    /// # Safety
-    /// The arguments must be those of the kernel, and what it writes must fit them.
-    // SAFETY: each caller says why that is so.
-    unsafe fn run(
-        &self,
-        run: &mut ExecuteKernel<'_>,
-        items: usize,
-        together: usize,
-    ) -> Result<Event, GpuError> {
-        run.set_global_work_size(items).set_local_work_size(together);
-        // SAFETY: by the caller.
-        unsafe { run.enqueue_nd_range(&self.queue) }.map_err(GpuError::of("run a kernel"))
+        let pages = &self.pages.slice()[..count * PAGE_BYTES];
+        Ok(Encoded { results: &self.results, pages, count })
     }
 
     /// Waits for what is under way, and drops it.
     fn wait(&mut self) -> Result<(), GpuError> {
         self.begun = None;
-        self.events.clear();
-        self.queue.finish().map_err(GpuError::of("wait for the device"))
+        self.queue.wait()
+    }
+}
+
+/// Looks at the pages that were copied there, and writes what each takes behind what those before it take.
+fn encode(
+    queue: &mut dyn Queue,
+    there: &OnDevice,
+    count: usize,
+    encoding: Encoding,
+    most: usize,
+) -> Result<(), GpuError> {
+    let OnDevice { pages, present, maps, room, sizes, starts, hashes, zeros, bytes } = *there;
+    let memory = Argument::Memory;
+    let (all, limit) = (Argument::Number(count as u32), Argument::Number(most as u32));
+    let is_delta = Argument::Number(u32::from(encoding == Encoding::Deltas));
+    // SAFETY: the arguments are those of each kernel, in its order. Each writes a number, a byte, a map, or at
+    // most `most` bytes, which are no more than a page, for each of so many pages; `place` one number more. The
+    // last writes to the places that `place` gave to what was measured of the same pages.
+    unsafe {
+        let looking = count.div_ceil(PAGES_LOOKED_AT);
+        let look = [memory(pages), all, memory(hashes), memory(zeros)];
+        queue.run(Kernel::Look, &look, looking, ITEMS)?;
+        if encoding == Encoding::Lz4 {
+            let lz4 = [memory(pages), all, limit, memory(room), memory(sizes)];
+            queue.run(Kernel::Lz4, &lz4, count.div_ceil(ITEMS), ITEMS)?;
+        } else {
+            let (pages, present) = (memory(pages), memory(present));
+            let measure = [pages, present, is_delta, limit, memory(maps), memory(sizes)];
+            queue.run(Kernel::MeasureWords, &measure, count, ITEMS)?;
+        }
+        queue.run(Kernel::Place, &[memory(sizes), all, memory(starts)], 1, PLACING)?;
+        if encoding == Encoding::Lz4 {
+            let write = [memory(room), memory(starts), memory(bytes)];
+            queue.run(Kernel::WriteBlocks, &write, count, ITEMS)
+        } else {
+            let write = [memory(pages), memory(maps), memory(starts), memory(bytes)];
+            queue.run(Kernel::WriteWords, &write, count, ITEMS)
+        }
     }
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let _ = self.wait();
-        for staging in [&mut self.pages, &mut self.present, &mut self.results.bytes] {
-            staging.unmap(&self.queue);
-        }
-        let _ = self.queue.finish();
     }
 }
 
-impl Encoded<'_> {
+impl Results {
+    /// Where the bytes of a page begin; behind the last page, where all end.
+    fn start(&self, page: usize) -> usize {
+        u32::from_le_bytes(number(&self.starts, page)) as usize
+    }
+}
+
+/// One of the numbers that lie one behind the other.
+fn number<const BYTES: usize>(from: &Pinned, index: usize) -> [u8; BYTES] {
+    std::array::from_fn(|byte| from.slice()[index * BYTES + byte])
+}
+
+impl<'b> Encoded<'b> {
     /// How many pages there are.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// What a page takes; nothing where that would be too much.
-    #[must_use]
+    /// A page as it was put in.
     ///
     /// # Panics
-    /// Where there is no such page, as the two below.
-    pub fn page(&self, index: usize) -> Option<&[u8]> {
+    /// Where there is no such page, as the three below.
+    #[must_use]
+    pub fn plain(&self, index: usize) -> &'b [u8] {
+        &self.pages[index * PAGE_BYTES..][..PAGE_BYTES]
+    }
+
+    /// What a page takes; nothing where that would be too much.
+    #[must_use]
+    pub fn page(&self, index: usize) -> Option<&'b [u8]> {
         assert!(index < self.count);
-        let place = |index: usize| self.results.starts[index] as usize;
-        let bytes = &self.results.bytes.slice()[place(index)..place(index + 1)];
+        let bytes =
+            &self.results.bytes.slice()[self.results.start(index)..self.results.start(index + 1)];
         (!bytes.is_empty()).then_some(bytes)
     }
 
     /// Whether a page is zero.
     #[must_use]
     pub fn is_zero(&self, index: usize) -> bool {
-        self.results.zeros[..self.count][index] != 0
+        self.results.zeros.slice()[..self.count][index] != 0
     }
 
     /// XXH3 of 64 bits of a page.
     #[must_use]
     pub fn hash(&self, index: usize) -> u64 {
-        self.results.hashes[..self.count][index]
+        assert!(index < self.count);
+        u64::from_le_bytes(number(&self.results.hashes, index))
     }
 }

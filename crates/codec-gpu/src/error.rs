@@ -12,6 +12,16 @@ pub enum GpuError {
         /// What it answered.
         cause: ClError,
     },
+    /// NVIDIA's driver refuses something.
+    #[error("NVIDIA's driver cannot {operation}: {cause} (CUDA error {number})")]
+    Cuda {
+        /// What was being done.
+        operation: &'static str,
+        /// What it answered, in its words.
+        cause: String,
+        /// And by number (`CUresult`).
+        number: i32,
+    },
     /// The driver does not compile the kernels.
     #[error("the driver of {device} does not compile the page codecs: {log}")]
     Kernels {
@@ -26,10 +36,4 @@ pub enum GpuError {
     /// What it says of a batch cannot be.
     #[error("{0} gave sizes of pages that cannot be")]
     Nonsense(String),
-}
-
-impl GpuError {
-    pub(crate) fn of(operation: &'static str) -> impl Fn(ClError) -> Self {
-        move |cause| Self::OpenCl { operation, cause }
-    }
 }

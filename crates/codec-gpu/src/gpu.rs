@@ -1,15 +1,10 @@
 use crate::GpuError;
-use opencl3::context::Context;
-use opencl3::device::{CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU, Device};
-use opencl3::error_codes::{CL_PLATFORM_NOT_FOUND_KHR, ClError, DLOPEN_RUNTIME_LOAD_FAILED};
-use opencl3::platform::get_platforms;
-use opencl3::program::Program;
-use std::sync::{Mutex, PoisonError};
+use crate::cuda::CudaDevice;
+use crate::opencl::{self, OpenClDevice};
+use crate::queue::Queue;
+use opencl3::device::{CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU};
 
-/// The source of what runs on a device.
-const KERNELS: &str = include_str!("kernels.cl");
-
-/// Which devices of OpenCL are taken.
+/// Which devices are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Devices {
     /// GPUs alone.
@@ -20,74 +15,80 @@ pub enum Devices {
 
 /// A device that encodes pages.
 pub struct Gpu {
-    name: String,
-    pub(crate) context: Context,
-    pub(crate) program: Program,
+    device: Interface,
 }
 
-impl Devices {
-    fn kinds(self) -> &'static [u64] {
-        match self {
-            Self::Gpus => &[CL_DEVICE_TYPE_GPU],
-            Self::Any => &[CL_DEVICE_TYPE_GPU, CL_DEVICE_TYPE_ALL],
-        }
-    }
+/// It, by the interface of its driver.
+enum Interface {
+    Cuda(CudaDevice),
+    OpenCl(OpenClDevice),
 }
 
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        to.debug_struct("Gpu").field("name", &self.name).finish_non_exhaustive()
+        to.debug_struct("Gpu").field("name", &self.name()).finish_non_exhaustive()
     }
 }
 
 impl Gpu {
-    /// The first device of this machine, a GPU where there is one; `None` where it has none, or no OpenCL.
+    /// The first device of this machine, a GPU where there is one; `None` where it has none, or no driver.
     ///
     /// # Errors
     /// Where there is none that works, and a driver that fails.
     pub fn find(devices: Devices) -> Result<Option<Self>, GpuError> {
-        // Loaders of drivers have been seen to find none where two threads ask for the first time at once.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let platforms = match get_platforms() {
-            Ok(platforms) => platforms,
-            Err(ClError(DLOPEN_RUNTIME_LOAD_FAILED | CL_PLATFORM_NOT_FOUND_KHR)) => {
-                return Ok(None);
-            }
-            Err(cause) => return Err(GpuError::of("list drivers")(cause)),
-        };
         let mut failed = None;
-        for kind in devices.kinds() {
-            for platform in &platforms {
-                let found = platform.get_devices(*kind).map_err(GpuError::of("list devices"));
-                let opened = found.and_then(|found| {
-                    found.first().map(|device| Self::open(&Device::new(*device))).transpose()
-                });
-                match opened {
-                    Ok(None) => {}
-                    Ok(found) => return Ok(found),
-                    // Another driver may have one that works.
-                    Err(error) => failed = failed.or(Some(error)),
-                }
+        for found in Self::each(devices) {
+            match found {
+                Ok(gpu) => return Ok(Some(gpu)),
+                // Another driver may have one that works.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         failed.map_or(Ok(None), Err)
     }
 
-    fn open(device: &Device) -> Result<Self, GpuError> {
-        let name = device.name().map_err(GpuError::of("name a device"))?.trim().to_owned();
-        if !device.endian_little().map_err(GpuError::of("describe a device"))? {
-            return Err(GpuError::BigEndian(name));
-        }
-        let context = Context::from_device(device).map_err(GpuError::of("use a device"))?;
-        let program = Program::create_and_build_from_source(&context, KERNELS, "-cl-std=CL1.2")
-            .map_err(|log| GpuError::Kernels { device: name.clone(), log })?;
-        Ok(Self { name, context, program })
+    /// The first device of each driver of this machine, the best first: a GPU is there once for each interface that its driver
+    /// has.
+    pub fn each(devices: Devices) -> impl Iterator<Item = Result<Self, GpuError>> {
+        let cuda = || CudaDevice::first().map(|it| it.map(Interface::Cuda)).transpose();
+        let gpus = || opencl_devices(CL_DEVICE_TYPE_GPU);
+        let others = move || match devices {
+            Devices::Gpus => Vec::new(),
+            Devices::Any => opencl_devices(CL_DEVICE_TYPE_ALL & !CL_DEVICE_TYPE_GPU),
+        };
+        // Each is asked when those before it are not enough.
+        let each = std::iter::once_with(move || cuda().into_iter().collect())
+            .chain(std::iter::once_with(gpus))
+            .chain(std::iter::once_with(others));
+        each.flat_map(|found: Vec<_>| found).map(|found| found.map(|device| Self { device }))
+    }
+
+    pub(crate) fn queue(&self) -> Result<Box<dyn Queue + '_>, GpuError> {
+        Ok(match &self.device {
+            Interface::Cuda(device) => Box::new(device.queue()?),
+            Interface::OpenCl(device) => Box::new(device.queue()?),
+        })
     }
 
     /// What its driver calls it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        match &self.device {
+            Interface::Cuda(device) => &device.name,
+            Interface::OpenCl(device) => &device.name,
+        }
     }
+
+    /// The interface by which it is used.
+    #[must_use]
+    pub fn interface(&self) -> &'static str {
+        match &self.device {
+            Interface::Cuda(_) => "CUDA driver",
+            Interface::OpenCl(_) => "OpenCL",
+        }
+    }
+}
+
+fn opencl_devices(kind: u64) -> Vec<Result<Interface, GpuError>> {
+    opencl::devices(kind).into_iter().map(|found| found.map(Interface::OpenCl)).collect()
 }

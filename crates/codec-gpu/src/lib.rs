@@ -1,6 +1,6 @@
-//! Page codecs on a GPU, by OpenCL.
+//! Page codecs on a GPU, by NVIDIA's driver or by OpenCL.
 //!
-//! OpenCL is loaded when a GPU is first looked for: where a machine has none, nothing is loaded, and
+//! Both are loaded when a GPU is first looked for: where a machine has none, nothing is loaded, and
 //! [`Gpu::find`] finds none. Pages are encoded in batches of thousands: those of one batch are copied to the GPU,
 //! encoded there, and come back as the few bytes that they take. Several batches are under way at once, each
 //! with memory of its own, so that the copies of one go on beside the work on another.
@@ -11,9 +11,13 @@
 //! are copied into memory of the driver's own.
 
 mod batch;
+mod cuda;
+mod cuda_driver;
 mod error;
 mod gpu;
-mod staging;
+mod kernel;
+mod opencl;
+mod queue;
 
 pub use batch::{Batch, Encoded, Encoding};
 pub use error::GpuError;

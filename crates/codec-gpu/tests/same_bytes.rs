@@ -7,14 +7,15 @@ use twox_hash::XxHash3_64;
 
 const PAGE: usize = 4096;
 
-/// The device of this machine; the driver that computes on the CPU is one.
-fn gpu() -> Option<Gpu> {
-    let found = Gpu::find(Devices::Any).expect("it works");
-    match &found {
-        Some(gpu) => println!("on {}", gpu.name()),
-        None => println!(
-            "SKIPPED codec-gpu: this machine has no OpenCL device; the package pocl-opencl-icd is one"
-        ),
+/// The devices of this machine, by each interface; the driver that computes on the CPU is one.
+fn gpus() -> Vec<Gpu> {
+    let found: Vec<Gpu> =
+        Gpu::each(Devices::Any).map(|gpu| gpu.expect("a device that works")).collect();
+    found.iter().for_each(|gpu| println!("on {} by {}", gpu.name(), gpu.interface()));
+    if found.is_empty() {
+        println!(
+            "SKIPPED codec-gpu: this machine has no GPU and no OpenCL device; the package pocl-opencl-icd is one"
+        );
     }
     found
 }
@@ -90,9 +91,12 @@ fn versions(random: &mut Random, pages: &[u8]) -> Vec<u8> {
 
 #[test]
 fn each_page_is_encoded_as_on_the_cpu() {
-    let Some(gpu) = gpu() else { return };
+    gpus().iter().for_each(compare_with_the_cpu);
+}
+
+fn compare_with_the_cpu(gpu: &Gpu) {
     let capacity = 1000;
-    let mut batch = Batch::new(&gpu, capacity).expect("a batch");
+    let mut batch = Batch::new(gpu, capacity).expect("a batch");
     let mut random = Random(1);
     for (count, most) in [(capacity, 4096), (1, 4096), (7, 100), (257, 1), (999, 1024), (100, 0)] {
         let present = pages(&mut random, count);
@@ -122,9 +126,12 @@ fn each_page_is_encoded_as_on_the_cpu() {
 
 #[test]
 fn any_reader_of_lz4_takes_its_blocks() {
-    let Some(gpu) = gpu() else { return };
+    gpus().iter().for_each(read_its_blocks);
+}
+
+fn read_its_blocks(gpu: &Gpu) {
     let count = 3000;
-    let mut batch = Batch::new(&gpu, count).expect("a batch");
+    let mut batch = Batch::new(gpu, count).expect("a batch");
     let pages = pages(&mut Random(2), count);
     for most in [4096, 2000, 60, 5, 0] {
         batch.fill().expect("fill").0.copy_from_slice(&pages);
@@ -181,10 +188,13 @@ fn assert_ends_as_it_must(block: &[u8]) {
 /// What a batch made is that of its pages, however many are under way beside it.
 #[test]
 fn batches_under_way_at_once_do_not_mix() {
-    let Some(gpu) = gpu() else { return };
+    gpus().iter().for_each(encode_many_at_once);
+}
+
+fn encode_many_at_once(gpu: &Gpu) {
     let count = 300;
     let mut batches: Vec<Batch<'_>> =
-        (0..4).map(|_| Batch::new(&gpu, count).expect("a batch")).collect();
+        (0..4).map(|_| Batch::new(gpu, count).expect("a batch")).collect();
     for round in 0..3 {
         for (number, batch) in batches.iter_mut().enumerate() {
             let pages = pages(&mut Random((round * 10 + number) as u64), count);

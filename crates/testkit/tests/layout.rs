@@ -134,6 +134,8 @@ fn unsafe_lives_in_its_rooms_and_says_why() {
             forbids |= text.contains("#![forbid(unsafe_code)]");
             for (number, line) in lines.iter().enumerate() {
                 let code = line.split("//").next().unwrap_or_default();
+                // The type of a function of another language: who calls one has to say why.
+                let code = code.replace("unsafe extern \"C\" fn(", "fn(");
                 let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"]
                     .iter()
                     .any(|form| code.contains(form));

@@ -42,10 +42,9 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().context("usage: dewar-bench-codecs OUT.json [REPEATS]")?;
     let repeats: usize = arguments.next().map_or(Ok(5), |it| it.parse())?;
-    let gpu = Gpu::find(Devices::Any)?;
-    let device = gpu.as_ref().map_or("no OpenCL device", |gpu| gpu.name());
+    let gpus = Gpu::each(Devices::Any).collect::<Result<Vec<_>, _>>()?;
     let cores = std::thread::available_parallelism()?.get();
-    println!("{cores} cores; beside them: {device}");
+    println!("{cores} cores");
     println!("content\tencoding\twhere\tMB/s\tleft\tCPU s/GB");
     let mut rows = Vec::new();
     for content in contents(Path::new(&path).parent().unwrap_or(Path::new(".")))? {
@@ -53,12 +52,14 @@ fn main() -> Result<()> {
             let core =
                 row(&content, encoding, "a core", repeats, || on_a_core(&content, encoding))?;
             rows.push(core);
-            let Some(gpu) = &gpu else { continue };
-            let mut batches =
-                (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH)).collect::<Result<Vec<_>, _>>()?;
-            rows.push(row(&content, encoding, device, repeats, || {
-                on_gpu(&content, encoding, &mut batches)
-            })?);
+            for gpu in &gpus {
+                let place = format!("{} ({})", gpu.name(), gpu.interface());
+                let mut batches =
+                    (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH)).collect::<Result<Vec<_>, _>>()?;
+                rows.push(row(&content, encoding, &place, repeats, || {
+                    on_gpu(&content, encoding, &mut batches)
+                })?);
+            }
         }
     }
     std::fs::write(

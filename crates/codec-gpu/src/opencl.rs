@@ -1,0 +1,204 @@
+//! Devices of OpenCL.
+
+use crate::GpuError;
+use crate::kernel::{Kernel, OPENCL_C};
+use crate::queue::{Argument, DeviceMemory, Pinned, Queue};
+use opencl3::command_queue::CommandQueue;
+use opencl3::context::Context;
+use opencl3::device::Device;
+use opencl3::error_codes::{CL_PLATFORM_NOT_FOUND_KHR, ClError, DLOPEN_RUNTIME_LOAD_FAILED};
+use opencl3::event::Event;
+use opencl3::kernel::{ExecuteKernel, Kernel as OpenClKernel};
+use opencl3::memory::{
+    Buffer, CL_MAP_READ, CL_MAP_WRITE, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_WRITE, ClMem,
+};
+use opencl3::platform::{Platform, get_platforms};
+use opencl3::program::Program;
+use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
+
+/// A device with the kernels in it.
+pub(crate) struct OpenClDevice {
+    pub(crate) name: String,
+    context: Context,
+    program: Program,
+}
+
+/// The first device of each driver that is of this kind; none where there is no OpenCL.
+pub(crate) fn devices(kind: u64) -> Vec<Result<OpenClDevice, GpuError>> {
+    // Loaders of drivers have been seen to find none where two threads ask for the first time at once.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let platforms = match platforms() {
+        Ok(platforms) => platforms,
+        Err(error) => return vec![Err(error)],
+    };
+    let first = |platform| OpenClDevice::first(platform, kind).transpose();
+    platforms.iter().filter_map(first).collect()
+}
+
+fn platforms() -> Result<Vec<Platform>, GpuError> {
+    match get_platforms() {
+        Err(ClError(DLOPEN_RUNTIME_LOAD_FAILED | CL_PLATFORM_NOT_FOUND_KHR)) => Ok(Vec::new()),
+        other => other.map_err(failed("list drivers")),
+    }
+}
+
+fn failed(operation: &'static str) -> impl Fn(ClError) -> GpuError {
+    move |cause| GpuError::OpenCl { operation, cause }
+}
+
+impl OpenClDevice {
+    /// The first device of a driver that is one of this kind.
+    fn first(platform: &Platform, kind: u64) -> Result<Option<Self>, GpuError> {
+        let found = platform.get_devices(kind).map_err(failed("list devices"))?;
+        found.first().map(|device| Self::open(&Device::new(*device))).transpose()
+    }
+
+    fn open(device: &Device) -> Result<Self, GpuError> {
+        let name = device.name().map_err(failed("name a device"))?.trim().to_owned();
+        if !device.endian_little().map_err(failed("describe a device"))? {
+            return Err(GpuError::BigEndian(name));
+        }
+        let context = Context::from_device(device).map_err(failed("use a device"))?;
+        let program = Program::create_and_build_from_source(&context, OPENCL_C, "-cl-std=CL1.2")
+            .map_err(|log| GpuError::Kernels { device: name.clone(), log })?;
+        Ok(Self { name, context, program })
+    }
+
+    pub(crate) fn queue(&self) -> Result<OpenClQueue<'_>, GpuError> {
+        let queue =
+            CommandQueue::create_default(&self.context, 0).map_err(failed("make a queue"))?;
+        let kernels = Kernel::ALL
+            .into_iter()
+            .map(|kernel| OpenClKernel::create(&self.program, kernel.name()))
+            .collect::<Result<_, _>>()
+            .map_err(failed("find a kernel"))?;
+        let (memory, pinned, events) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(OpenClQueue { device: self, queue, kernels, memory, pinned, events })
+    }
+}
+
+/// A queue of one.
+pub(crate) struct OpenClQueue<'d> {
+    device: &'d OpenClDevice,
+    queue: CommandQueue,
+    kernels: Vec<OpenClKernel>,
+    memory: Vec<Buffer<u8>>,
+    pinned: Vec<Mapped>,
+    /// What is under way. A command that failed is told by its event alone.
+    events: Vec<Event>,
+}
+
+/// Memory that is mapped here at that address.
+struct Mapped {
+    buffer: Buffer<u8>,
+    start: *mut c_void,
+}
+
+// SAFETY: OpenCL's objects and mapped memory may be used by any thread (OpenCL 1.2, appendix A.2); kernels, whose
+// arguments may not, by the one that has the queue.
+unsafe impl Send for OpenClQueue<'_> {}
+
+impl OpenClQueue<'_> {
+    fn buffer(&self, flags: u64, bytes: usize) -> Result<Buffer<u8>, GpuError> {
+        // SAFETY: without CL_MEM_USE_HOST_PTR no pointer of ours is kept.
+        unsafe { Buffer::create(&self.device.context, flags, bytes, null_mut()) }
+            .map_err(failed("make room"))
+    }
+}
+
+impl Queue for OpenClQueue<'_> {
+    fn allocate(&mut self, bytes: usize) -> Result<DeviceMemory, GpuError> {
+        self.memory.push(self.buffer(CL_MEM_READ_WRITE, bytes)?);
+        Ok(DeviceMemory(self.memory.len() - 1))
+    }
+
+    fn pin(&mut self, bytes: usize) -> Result<Pinned, GpuError> {
+        let buffer = self.buffer(CL_MEM_ALLOC_HOST_PTR | CL_MEM_READ_WRITE, bytes)?;
+        let (mut start, how) = (null_mut(), CL_MAP_READ | CL_MAP_WRITE);
+        // SAFETY: the whole buffer is mapped, once, and nothing of it is in use yet; the call waits.
+        unsafe {
+            self.queue.enqueue_map_buffer(&buffer, CL_BLOCKING, how, 0, bytes, &mut start, &[])
+        }
+        .map_err(failed("map pinned memory"))?;
+        self.pinned.push(Mapped { buffer, start });
+        // SAFETY: it is mapped until the queue is dropped, no kernel is given it, and it holds some bytes.
+        Ok(unsafe { Pinned::new(start.cast(), bytes) })
+    }
+
+    // SAFETY: the caller's.
+    unsafe fn copy_there(
+        &mut self,
+        to: DeviceMemory,
+        from: &Pinned,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        let (to, from) = (&mut self.memory[to.0], &from.slice()[..bytes]);
+        // SAFETY: by the caller.
+        let copy = unsafe { self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]) };
+        self.events.push(copy.map_err(failed("copy to the device"))?);
+        Ok(())
+    }
+
+    // SAFETY: the caller's.
+    unsafe fn copy_back(
+        &mut self,
+        from: DeviceMemory,
+        to: &mut Pinned,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        let (from, to) = (&self.memory[from.0], &mut to.slice_mut()[..bytes]);
+        // SAFETY: by the caller.
+        let copy = unsafe { self.queue.enqueue_read_buffer(from, CL_NON_BLOCKING, 0, to, &[]) };
+        self.events.push(copy.map_err(failed("copy from the device"))?);
+        Ok(())
+    }
+
+    // SAFETY: the caller's.
+    unsafe fn run(
+        &mut self,
+        kernel: Kernel,
+        arguments: &[Argument],
+        groups: usize,
+        items: usize,
+    ) -> Result<(), GpuError> {
+        let mut run = ExecuteKernel::new(&self.kernels[kernel as usize]);
+        for argument in arguments {
+            // SAFETY: by the caller.
+            unsafe {
+                match argument {
+                    Argument::Memory(memory) => run.set_arg(&self.memory[memory.0]),
+                    Argument::Number(number) => run.set_arg(number),
+                }
+            };
+        }
+        run.set_global_work_size(groups * items).set_local_work_size(items);
+        // SAFETY: by the caller.
+        let run = unsafe { run.enqueue_nd_range(&self.queue) };
+        self.events.push(run.map_err(failed("run a kernel"))?);
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), GpuError> {
+        self.queue.flush().map_err(failed("start a batch"))
+    }
+
+    fn wait(&mut self) -> Result<(), GpuError> {
+        let events = std::mem::take(&mut self.events);
+        self.queue.finish().map_err(failed("wait for the device"))?;
+        events.iter().try_for_each(|event| event.wait()).map_err(failed("encode a batch"))
+    }
+}
+
+impl Drop for OpenClQueue<'_> {
+    fn drop(&mut self) {
+        for Mapped { buffer, start } in &self.pinned {
+            // SAFETY: it was mapped there, and nobody uses it after this.
+            let _ = unsafe { self.queue.enqueue_unmap_mem_object(buffer.get(), *start, &[]) };
+        }
+        let _ = self.queue.finish();
+    }
+}
