@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
-pub use migrate::MigrateArgs;
+pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
 pub use store::StoreArgs;
 

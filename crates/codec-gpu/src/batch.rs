@@ -37,10 +37,18 @@ pub struct Batch<'g> {
     queue: Box<dyn Queue + 'g>,
     capacity: usize,
     pages: Pinned,
-    present: Pinned,
+    /// Made when it is first needed.
+    present: Option<Present>,
     on_device: OnDevice,
     results: Results,
     begun: Option<Begun>,
+    is_idle: bool,
+}
+
+/// The versions that are present, on both sides.
+struct Present {
+    here: Pinned,
+    on_device: DeviceMemory,
 }
 
 /// A batch under way.
@@ -52,7 +60,6 @@ struct Begun {
 /// The device's side of a batch.
 struct OnDevice {
     pages: DeviceMemory,
-    present: DeviceMemory,
     maps: DeviceMemory,
     room: DeviceMemory,
     sizes: DeviceMemory,
@@ -96,7 +103,6 @@ impl OnDevice {
         let all = capacity * PAGE_BYTES;
         Ok(Self {
             pages: queue.allocate(all)?,
-            present: queue.allocate(all)?,
             maps: queue.allocate(capacity * MAP_BYTES)?,
             room: queue.allocate(all)?,
             sizes: queue.allocate(capacity * 4)?,
@@ -109,7 +115,8 @@ impl OnDevice {
 }
 
 impl<'g> Batch<'g> {
-    /// Room for so many pages: for each, three pages of pinned memory and four on the device.
+    /// Room for so many pages: for each, two pages of pinned memory and three on the device, and one more of both
+    /// for deltas.
     ///
     /// # Errors
     /// Where there is none.
@@ -126,10 +133,10 @@ impl<'g> Batch<'g> {
             zeros: queue.pin(capacity)?,
             bytes: queue.pin(capacity * PAGE_BYTES)?,
         };
-        let mut staging = || queue.pin(capacity * PAGE_BYTES);
-        let (pages, present) = (staging()?, staging()?);
+        let pages = queue.pin(capacity * PAGE_BYTES)?;
         let on_device = OnDevice::new(&mut *queue, capacity)?;
-        Ok(Self { gpu, queue, capacity, pages, present, on_device, results, begun: None })
+        let (present, begun, is_idle) = (None, None, true);
+        Ok(Self { gpu, queue, capacity, pages, present, on_device, results, begun, is_idle })
     }
 
     /// How many pages it has room for.
@@ -138,14 +145,29 @@ impl<'g> Batch<'g> {
         self.capacity
     }
 
-    /// Where the pages go, one behind the other; for [`Encoding::Deltas`] what is present goes into the second
-    /// at the same places. Waits for what is under way.
+    /// Where the pages go, one behind the other. Waits for what is under way.
     ///
     /// # Errors
     /// Where the device failed.
-    pub fn fill(&mut self) -> Result<(&mut [u8], &mut [u8]), GpuError> {
+    pub fn fill(&mut self) -> Result<&mut [u8], GpuError> {
         self.wait()?;
-        Ok((self.pages.slice_mut(), self.present.slice_mut()))
+        Ok(self.pages.slice_mut())
+    }
+
+    /// Where what is present goes, for [`Encoding::Deltas`]: at the same places. Waits for what is under way.
+    ///
+    /// # Errors
+    /// Where the device failed, or has no room for it.
+    pub fn fill_present(&mut self) -> Result<&mut [u8], GpuError> {
+        self.wait()?;
+        let bytes = self.capacity * PAGE_BYTES;
+        let present = match self.present.take() {
+            Some(present) => present,
+            None => {
+                Present { here: self.queue.pin(bytes)?, on_device: self.queue.allocate(bytes)? }
+            }
+        };
+        Ok(self.present.insert(present).here.slice_mut())
     }
 
     /// Begins to encode the first `count` pages. One that would take more than `most` bytes, which are a page's
@@ -155,19 +177,25 @@ impl<'g> Batch<'g> {
     /// Where the device fails.
     ///
     /// # Panics
-    /// Where there are not so many pages, or `most` is more than a page.
+    /// Where there are not so many pages, `most` is more than a page, or deltas are to be made from nothing.
     pub fn begin(&mut self, count: usize, encoding: Encoding, most: usize) -> Result<(), GpuError> {
         assert!((1..=self.capacity).contains(&count) && most <= PAGE_BYTES);
         self.wait()?;
+        self.is_idle = false;
+        let present = match encoding {
+            Encoding::Deltas => Some(self.present.as_ref().expect("what is present was filled in")),
+            Encoding::Runs | Encoding::Lz4 => None,
+        };
         let (queue, there) = (&mut *self.queue, &self.on_device);
         // SAFETY: the buffers are as long; nobody touches the pages until `wait`, which every way to them calls.
         unsafe {
             queue.copy_there(there.pages, &self.pages, count * PAGE_BYTES)?;
-            if encoding == Encoding::Deltas {
-                queue.copy_there(there.present, &self.present, count * PAGE_BYTES)?;
+            if let Some(present) = present {
+                queue.copy_there(present.on_device, &present.here, count * PAGE_BYTES)?;
             }
         }
-        encode(queue, there, count, encoding, most)?;
+        let base = present.map(|present| present.on_device);
+        encode(queue, there, base, count, encoding, most)?;
         let results = &mut self.results;
         // SAFETY: both sides have as many numbers, and nobody looks at ours before `wait`.
         unsafe {
@@ -203,6 +231,7 @@ impl<'g> Batch<'g> {
             }
             self.queue.wait()?;
         }
+        self.is_idle = true;
         let pages = &self.pages.slice()[..count * PAGE_BYTES];
         Ok(Encoded { results: &self.results, pages, count })
     }
@@ -210,7 +239,11 @@ impl<'g> Batch<'g> {
     /// Waits for what is under way, and drops it.
     fn wait(&mut self) -> Result<(), GpuError> {
         self.begun = None;
-        self.queue.wait()
+        if !self.is_idle {
+            self.queue.wait()?;
+            self.is_idle = true;
+        }
+        Ok(())
     }
 }
 
@@ -218,14 +251,15 @@ impl<'g> Batch<'g> {
 fn encode(
     queue: &mut dyn Queue,
     there: &OnDevice,
+    present: Option<DeviceMemory>,
     count: usize,
     encoding: Encoding,
     most: usize,
 ) -> Result<(), GpuError> {
-    let OnDevice { pages, present, maps, room, sizes, starts, hashes, zeros, bytes } = *there;
+    let OnDevice { pages, maps, room, sizes, starts, hashes, zeros, bytes } = *there;
     let memory = Argument::Memory;
     let (all, limit) = (Argument::Number(count as u32), Argument::Number(most as u32));
-    let is_delta = Argument::Number(u32::from(encoding == Encoding::Deltas));
+    let is_delta = Argument::Number(u32::from(present.is_some()));
     // SAFETY: the arguments are those of each kernel, in its order. Each writes a number, a byte, a map, or at
     // most `most` bytes, which are no more than a page, for each of so many pages; `place` one number more. The
     // last writes to the places that `place` gave to what was measured of the same pages.
@@ -237,7 +271,8 @@ fn encode(
             let lz4 = [memory(pages), all, limit, memory(room), memory(sizes)];
             queue.run(Kernel::Lz4, &lz4, count.div_ceil(ITEMS), ITEMS)?;
         } else {
-            let (pages, present) = (memory(pages), memory(present));
+            // Without a delta it is not looked at.
+            let (pages, present) = (memory(pages), memory(present.unwrap_or(pages)));
             let measure = [pages, present, is_delta, limit, memory(maps), memory(sizes)];
             queue.run(Kernel::MeasureWords, &measure, count, ITEMS)?;
         }

@@ -102,8 +102,8 @@ fn compare_with_the_cpu(gpu: &Gpu) {
         let present = pages(&mut random, count);
         let written = versions(&mut random, &present);
         for encoding in [Encoding::Runs, Encoding::Deltas] {
-            let (ours, theirs) = batch.fill().expect("fill");
-            ours[..written.len()].copy_from_slice(&written);
+            batch.fill().expect("fill")[..written.len()].copy_from_slice(&written);
+            let theirs = batch.fill_present().expect("fill");
             theirs[..present.len()].copy_from_slice(&present);
             batch.begin(count, encoding, most).expect("begin");
             let encoded = batch.finish().expect("finish");
@@ -134,7 +134,7 @@ fn read_its_blocks(gpu: &Gpu) {
     let mut batch = Batch::new(gpu, count).expect("a batch");
     let pages = pages(&mut Random(2), count);
     for most in [4096, 2000, 60, 5, 0] {
-        batch.fill().expect("fill").0.copy_from_slice(&pages);
+        batch.fill().expect("fill").copy_from_slice(&pages);
         batch.begin(count, Encoding::Lz4, most).expect("begin");
         let encoded = batch.finish().expect("finish");
         let mut bytes = 0;
@@ -198,7 +198,7 @@ fn encode_many_at_once(gpu: &Gpu) {
     for round in 0..3 {
         for (number, batch) in batches.iter_mut().enumerate() {
             let pages = pages(&mut Random((round * 10 + number) as u64), count);
-            batch.fill().expect("fill").0.copy_from_slice(&pages);
+            batch.fill().expect("fill").copy_from_slice(&pages);
             batch.begin(count, Encoding::Runs, PAGE).expect("begin");
         }
         for (number, batch) in batches.iter_mut().enumerate() {

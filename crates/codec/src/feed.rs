@@ -55,6 +55,27 @@ impl Feed {
         self.planner.is_busy()
     }
 
+    /// Whether codecs are chosen while it runs.
+    pub fn chooses(&self) -> bool {
+        self.compression == Compression::Auto
+    }
+
+    /// Whether the sink outruns the cores so much that a GPU may be of use.
+    pub fn cores_are_short(&self) -> bool {
+        self.planner.cores_are_short()
+    }
+
+    /// Whether a batch of so many bytes of pages is best given to the GPU that there is, where so many bytes are
+    /// left of its piece.
+    pub fn gpu_pays(&self, left: usize, batch: usize) -> bool {
+        self.planner.gpu_pays(left as u64, batch as u64)
+    }
+
+    /// Says what the GPU made of a batch, and how long a thread had to do with it.
+    pub fn learn_gpu(&self, frame: &Frame) {
+        self.planner.learn_gpu(frame);
+    }
+
     /// The codec of a frame of pages, where so many bytes are left of its piece.
     fn codec(&self, left: usize) -> Codec {
         match self.compression {

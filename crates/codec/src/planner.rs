@@ -30,6 +30,11 @@
 //! terms are measured while it runs: cost and ratio on the frames before, the sink's speed over what it
 //! took last while it had something to do.
 //!
+//! A GPU is one more way to encode pages, and the same inequality decides on it: its `cost` is what a thread that feeds it
+//! needs for a byte, copies and waiting included, its `ratio` what comes back. So it is used where no core's codec
+//! that leaves less is done in time: where the link outruns the cores. It takes pages in batches, so it is
+//! asked for at the beginning of each.
+//!
 //! There is no clock in here: `tests/planner.rs` runs it on simulated hosts and compares it with the best
 //! mixture that there is on each.
 
@@ -37,8 +42,18 @@ use crate::Codec;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Those that are chosen from.
-const CODECS: [Codec; 3] = [Codec::Zstd, Codec::Lz4, Codec::Raw];
+/// A way to encode pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Core(Codec),
+    Gpu,
+}
+
+/// Those that are chosen from; those of a core come first.
+const WAYS: [Way; 4] =
+    [Way::Core(Codec::Zstd), Way::Core(Codec::Lz4), Way::Core(Codec::Raw), Way::Gpu];
+const OF_A_CORE: usize = 3;
+const GPU: usize = 3;
 /// Nothing is divided by less.
 const LEAST_RATIO: f64 = 1e-3;
 /// The share of a sink's room from which on it has enough.
@@ -61,6 +76,12 @@ const THREADS_WEIGHT: f64 = 0.25;
 const TRY_AFTER: u32 = 512;
 /// A codec that was never used is tried after so many.
 const FIRST_TRY_AFTER: u32 = 8;
+/// A GPU, whose batches are larger, is tried again when it was asked for so often; after each trial, twice as often, up
+/// to so many times twice.
+const TRY_GPU_AFTER: u32 = 1024;
+const MOST_TWICE: u32 = 6;
+/// When so many frames were left raw for want of time, a GPU may help.
+const MANY_RAW: u32 = 256;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
 const FIRST_PIECE_BYTES: u64 = 512 << 10;
 
@@ -78,15 +99,26 @@ struct Known {
 }
 
 impl Known {
-    /// Whether it is to be tried, to know more of it.
-    fn is_due(&self) -> bool {
-        self.unused > if self.uses == 0 { FIRST_TRY_AFTER } else { TRY_AFTER }
+    /// Whether it is to be tried, to know more of it: one that was used, after so many frames without it.
+    fn is_due(&self, after: u32) -> bool {
+        self.unused > if self.uses == 0 { FIRST_TRY_AFTER } else { after }
+    }
+
+    /// Learns what a frame took, in seconds a byte, and what it became.
+    fn learn(&mut self, cost: f64, ratio: f64) {
+        // What was believed before counts for nothing.
+        let weight = WEIGHT.max(1.0 / f64::from(self.uses + 1));
+        self.cost += (cost - self.cost) * weight;
+        self.ratio += (ratio - self.ratio) * weight;
+        (self.unused, self.uses) = (0, self.uses.saturating_add(1));
     }
 }
 
 #[derive(Debug)]
 struct State {
-    codecs: [Known; CODECS.len()],
+    ways: [Known; WAYS.len()],
+    /// Frames that were left raw for want of time.
+    left_raw: u32,
     /// Seconds that a thread needs for a byte of pages beside encoding.
     other: f64,
     /// Bytes that go into its piece meanwhile, for a byte of pages: of pages that no codec shrinks.
@@ -132,9 +164,10 @@ impl Planner {
     pub fn new(room: u64) -> Self {
         // As on guests' pages on a slow core; the first frames correct it.
         let known = |cost, ratio| Known { cost, ratio, unused: 0, uses: 0 };
-        let codecs = [known(1.5e-9, 0.4), known(1.2e-9, 0.5), known(0.1e-9, 1.0)];
+        let ways = [known(1.5e-9, 0.4), known(1.2e-9, 0.5), known(0.1e-9, 1.0), known(0.1e-9, 0.6)];
         let state = State {
-            codecs,
+            ways,
+            left_raw: 0,
             other: 0.3e-9,
             beside: 0.0,
             threads: 1.0,
@@ -150,33 +183,42 @@ impl Planner {
     /// The codec for a thread's next frame, when so many bytes are left of its piece.
     pub fn choose(&self, left: u64) -> Codec {
         let mut state = self.lock();
-        state.codecs.iter_mut().for_each(|known| known.unused += 1);
-        let untried = CODECS.iter().zip(&state.codecs).find(|(_, it)| it.is_due());
-        if let Some((codec, _)) = untried {
+        let of_a_core = &mut state.ways[..OF_A_CORE];
+        of_a_core.iter_mut().for_each(|known| known.unused += 1);
+        let untried = WAYS.iter().zip(of_a_core).find(|(_, it)| it.is_due(TRY_AFTER));
+        if let Some((Way::Core(codec), _)) = untried {
             return *codec;
         }
         // At the beginning the sink waits for the first piece, which is short.
         if !state.is_measured() {
             return Codec::Lz4;
         }
-        let time = state.backlog as f64 / state.speed();
-        let hardest = CODECS.into_iter().zip(&state.codecs);
-        let hardest = hardest.min_by(|(_, one), (_, other)| one.ratio.total_cmp(&other.ratio));
-        let is_full = state.is_busy(self.room);
-        let keeps_up = |known: &Known| {
-            let made = state.threads * state.made(known) / (known.cost + state.other);
-            made >= MARGIN * state.speed()
-        };
-        if let Some((codec, _)) = hardest.filter(|(_, known)| is_full || keeps_up(known)) {
-            return codec;
+        match state.best(OF_A_CORE, left, self.room) {
+            Some(Way::Core(codec)) if codec != Codec::Raw => codec,
+            _ => {
+                state.left_raw = state.left_raw.saturating_add(1);
+                Codec::Raw
+            }
         }
-        let is_there = |known: &Known| {
-            let seconds_a_byte = (known.cost + state.other) / state.made(known);
-            left as f64 * seconds_a_byte <= time
-        };
-        let fitting = CODECS.into_iter().zip(&state.codecs).filter(|(_, known)| is_there(known));
-        let smallest = fitting.min_by(|(_, one), (_, other)| one.ratio.total_cmp(&other.ratio));
-        smallest.map_or(Codec::Raw, |(codec, _)| codec)
+    }
+
+    /// Whether the sink outruns the cores so much that a GPU may be of use.
+    pub fn cores_are_short(&self) -> bool {
+        self.lock().left_raw >= MANY_RAW
+    }
+
+    /// Whether a thread's next batch of pages, of so many bytes, is best given to the GPU that there is, when so
+    /// many are left of its piece.
+    pub fn gpu_pays(&self, left: u64, batch: u64) -> bool {
+        if !self.cores_are_short() {
+            return false;
+        }
+        let mut state = self.lock();
+        state.ways[GPU].unused += 1;
+        let is_due = state.ways[GPU].is_due(TRY_GPU_AFTER << state.ways[GPU].uses.min(MOST_TWICE));
+        // A batch comes as a whole.
+        let made = (batch as f64 * state.made(&state.ways[GPU])) as u64;
+        is_due || state.best(WAYS.len(), left.max(made), self.room) == Some(Way::Gpu)
     }
 
     /// How many bytes make a piece full, of so many at most.
@@ -201,13 +243,19 @@ impl Planner {
             state.other = blend(state.other, per_byte(other));
             state.worked += other.as_secs_f64();
         }
-        let Some(place) = CODECS.iter().position(|it| *it == codec) else { return };
-        let known = &mut state.codecs[place];
-        // What was believed before counts for nothing.
-        let weight = WEIGHT.max(1.0 / f64::from(known.uses + 1));
-        known.cost += (per_byte(took) - known.cost) * weight;
-        known.ratio += (made as f64 / read.max(1) as f64 - known.ratio) * weight;
-        (known.unused, known.uses) = (0, known.uses.saturating_add(1));
+        if let Some(place) = WAYS.iter().position(|it| *it == Way::Core(codec)) {
+            state.ways[place].learn(per_byte(took), made as f64 / read.max(1) as f64);
+        }
+    }
+
+    /// Says what a GPU made of a batch: `took` is all that its thread did for it, and waited for it.
+    pub fn learn_gpu(&self, frame: &Frame) {
+        let mut state = self.lock();
+        let read = frame.read.max(1) as f64;
+        // What a core needs beside encoding it needs here, too.
+        let cost = frame.took.as_secs_f64() / read - state.other;
+        state.ways[GPU].learn(cost.max(0.0), frame.made as f64 / read);
+        state.worked += frame.took.as_secs_f64();
     }
 
     /// Says that the sink was given a piece of so many bytes.
@@ -241,6 +289,32 @@ impl Planner {
 }
 
 impl State {
+    /// The best of the first so many ways for a frame, where so many bytes are left of its piece; none
+    /// where none is done in time.
+    fn best(&self, ways: usize, left: u64, room: u64) -> Option<Way> {
+        let all = &self.ways[..ways];
+        let is_beaten = |known: &Known| {
+            all.iter().any(|other| other.cost < known.cost && other.ratio <= known.ratio)
+        };
+        let ways = WAYS.into_iter().zip(all).filter(|(_, known)| !is_beaten(known));
+        let by_ratio =
+            |one: &(Way, &Known), other: &(Way, &Known)| one.1.ratio.total_cmp(&other.1.ratio);
+        let keeps_up = |known: &Known| {
+            let made = self.threads * self.made(known) / (known.cost + self.other);
+            made >= MARGIN * self.speed()
+        };
+        let hardest = ways.clone().min_by(by_ratio);
+        if let Some((way, _)) = hardest.filter(|(_, it)| self.is_busy(room) || keeps_up(it)) {
+            return Some(way);
+        }
+        let time = self.backlog as f64 / self.speed();
+        let is_there = |known: &Known| {
+            let seconds_a_byte = (known.cost + self.other) / self.made(known);
+            left as f64 * seconds_a_byte <= time
+        };
+        ways.filter(|(_, known)| is_there(known)).min_by(by_ratio).map(|(way, _)| way)
+    }
+
     /// Bytes that go into a piece with a byte of pages.
     fn made(&self, known: &Known) -> f64 {
         (known.ratio + self.beside).max(LEAST_RATIO)

@@ -31,7 +31,12 @@ struct Host {
     copy: f64,
     zstd: Speed,
     lz4: Speed,
+    /// What a thread does with a GPU, copies included.
+    gpu: Option<Speed>,
 }
+
+/// Frames of a batch for a GPU.
+const BATCH: usize = 32;
 
 impl Host {
     fn of(&self, codec: Codec) -> Speed {
@@ -93,9 +98,22 @@ fn simulate(host: &Host, way: &Way) -> Outcome {
             }
             threads[index].0 = f64::MAX;
         } else {
+            let room = full.saturating_sub(filled as u64);
+            let gpu = host.gpu.filter(|_| matches!(way, Way::Planned));
+            let read = BATCH.min(left) as f64 * FRAME;
+            let pays = |_: &Speed| planner.gpu_pays(room, read as u64);
+            if let Some(Speed { per_second, ratio }) = gpu.filter(pays) {
+                left -= BATCH.min(left);
+                let (took, made) = (read / per_second, read * ratio);
+                let (read, sent) = (read as u64, made as u64);
+                let other = Duration::ZERO;
+                planner.learn_gpu(&Frame { read, made: sent, took: at(took), other, beside: 0 });
+                threads[index] = (now + took, filled + made);
+                continue;
+            }
             left -= 1;
             let codec = match way {
-                Way::Planned => planner.choose(full.saturating_sub(filled as u64)),
+                Way::Planned => planner.choose(room),
                 Way::Only(codec) => *codec,
             };
             let Speed { per_second, ratio } = host.of(codec);
@@ -116,16 +134,20 @@ fn simulate(host: &Host, way: &Way) -> Outcome {
 /// The seconds that the best mixture of two codecs takes where nothing ever waits but for the threads
 /// all together, or for the sink.
 fn optimum(host: &Host) -> f64 {
-    let codecs = [Codec::Raw, Codec::Lz4, Codec::Zstd].map(|codec| host.of(codec));
-    let seconds = |one: Speed, other: Speed, share: f64| {
-        let mix = |of: fn(Speed) -> f64| of(one) * share + of(other) * (1.0 - share);
-        let encoding = 1.0 / host.copy + mix(|it| 1.0 / it.per_second);
-        (encoding / host.threads as f64).max(mix(|it| it.ratio) / host.sink)
+    // Seconds of a thread for a byte, and bytes out.
+    let mut ways = [Codec::Raw, Codec::Lz4, Codec::Zstd]
+        .map(|codec| host.of(codec))
+        .map(|it| (1.0 / host.copy + 1.0 / it.per_second, it.ratio))
+        .to_vec();
+    ways.extend(host.gpu.map(|it| (1.0 / it.per_second, it.ratio)));
+    let seconds = |one: (f64, f64), other: (f64, f64), share: f64| {
+        let mix = |one: f64, other: f64| one * share + other * (1.0 - share);
+        (mix(one.0, other.0) / host.threads as f64).max(mix(one.1, other.1) / host.sink)
     };
     let mut least = f64::MAX;
-    for one in codecs {
-        for other in codecs {
-            let shares = (0..=100).map(|percent| seconds(one, other, f64::from(percent) / 100.0));
+    for one in &ways {
+        for other in &ways {
+            let shares = (0..=100).map(|percent| seconds(*one, *other, f64::from(percent) / 100.0));
             least = shares.fold(least, f64::min);
         }
     }
@@ -133,10 +155,11 @@ fn optimum(host: &Host) -> f64 {
 }
 
 /// What a host may need beyond the optimum: the last piece of each thread waits for the sink, and the
-/// sink for the first.
+/// sink for the first; and a GPU is tried a few times.
 fn slack(host: &Host) -> f64 {
     let slowest = host.zstd.per_second.min(host.lz4.per_second).min(host.copy);
-    host.threads as f64 * PIECE as f64 / host.sink + 4e6 / slowest + 0.02
+    let tried = host.gpu.map_or(0.0, |gpu| 3.0 * BATCH as f64 * FRAME / gpu.per_second);
+    host.threads as f64 * PIECE as f64 / host.sink + 4e6 / slowest + 0.02 + tried
 }
 
 fn usual(sink: f64) -> Host {
@@ -146,6 +169,7 @@ fn usual(sink: f64) -> Host {
         copy: 3e9,
         zstd: Speed { per_second: 0.9e9, ratio: 0.33 },
         lz4: Speed { per_second: 1.1e9, ratio: 0.5 },
+        gpu: None,
     }
 }
 
@@ -182,6 +206,29 @@ fn between_them_cores_and_sink_finish_together() {
     }
 }
 
+#[test]
+fn a_gpu_is_used_where_the_link_outruns_the_cores() {
+    // As measured: a thread that feeds an H200, beside two slow cores.
+    let with = |sink: f64, per_second: f64| Host {
+        lz4: Speed { per_second: 0.44e9, ratio: 0.58 },
+        gpu: Some(Speed { per_second, ratio: 0.6 }),
+        ..usual(sink)
+    };
+    let seconds = |host: &Host| simulate(host, &Way::Planned).seconds;
+    let gain = |sink: f64, per_second: f64| {
+        let host = with(sink, per_second);
+        let gain = seconds(&Host { gpu: None, ..host }) / seconds(&host);
+        println!("{sink:.2e} B/s, GPU {per_second:.1e} B/s: {gain:.2} times as fast");
+        gain
+    };
+    assert!(gain(3e9, 5e9) > 1.3, "it is of use");
+    assert!(gain(0.125e9, 5e9) > 0.98, "zstd keeps a slow link busy");
+    // One that is slow is tried, and left.
+    for sink in [0.125e9, 1e9, 3e9] {
+        assert!(gain(sink, 0.3e9) > 0.9);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
@@ -197,6 +244,7 @@ proptest! {
         copy in 9.0_f64..10.0,
         zstd in (8.6_f64..9.3, 0.05_f64..0.9),
         lz4 in (8.7_f64..9.6, 1.0_f64..2.0),
+        gpu in prop::option::of((8.0_f64..10.0, 1.0_f64..3.0)),
     ) {
         let speed = |(exponent, ratio): (f64, f64)| {
             Speed { per_second: 10_f64.powf(exponent), ratio }
@@ -208,6 +256,8 @@ proptest! {
             zstd: speed(zstd),
             // It leaves up to twice as much, and never more than there was.
             lz4: speed((lz4.0, (zstd.1 * lz4.1).min(1.0))),
+            // Its thread copies pages, too.
+            gpu: gpu.map(|gpu| speed((gpu.0.min(copy), (zstd.1 * gpu.1).min(1.0)))),
         };
         let planned = simulate(&host, &Way::Planned);
         let optimum = optimum(&host);
@@ -215,7 +265,7 @@ proptest! {
         let alone = [Codec::Raw, Codec::Lz4, Codec::Zstd];
         let alone = alone.map(|codec| simulate(&host, &Way::Only(codec)).seconds);
         let best = alone.into_iter().fold(f64::MAX, f64::min);
-        let most = (optimum * 1.5 + slack(&host)).max(best * 1.1);
+                let most = (optimum * 1.5 + slack(&host)).max(best * 1.1);
         prop_assert!(
             planned.seconds <= most,
             "{:.3} s, optimum {optimum:.3}, alone {alone:.3?}", planned.seconds

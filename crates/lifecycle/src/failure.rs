@@ -225,6 +225,9 @@ impl From<MigrateError> for Failure {
     fn from(error: MigrateError) -> Self {
         match error {
             MigrateError::Guest(error) => error.into(),
+            MigrateError::NoGpu => {
+                Self::new(Code::Unsupported, error.to_string()).advice("leave '--gpu' out")
+            }
             error => Self::new(Code::Failed, error.to_string()),
         }
     }

@@ -32,6 +32,7 @@ mod source;
 mod trial;
 
 pub use accepted::{MigrateOptions, PostCopy};
+pub use dewar_migrate::{GpuUse, GpuUsed};
 pub use moving_machine::MovingDisks;
 pub use offered::Way;
 pub use receive::receive;

@@ -1,4 +1,5 @@
 use dewar_codec::CodecError;
+use dewar_codec_gpu::GpuError;
 use dewar_guest::GuestError;
 use dewar_memory::KernelError;
 use dewar_units::PageNumber;
@@ -52,6 +53,12 @@ pub enum MigrateError {
     /// Pages cannot be encoded or expanded.
     #[error(transparent)]
     Codec(#[from] CodecError),
+    /// A GPU is to be used always, and fails.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// A GPU is to be used always.
+    #[error("this machine has no GPU that its drivers show: neither by CUDA nor by OpenCL")]
+    NoGpu,
     /// Memory cannot be read or written.
     #[error("memory: {0}")]
     Memory(#[from] KernelError),

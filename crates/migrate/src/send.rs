@@ -11,6 +11,7 @@
 
 use crate::MigrateError;
 use crate::frames::FrameWriter;
+use crate::gpu::{GpuUse, GpuUsed, SharedGpu};
 use crate::sent::{Fingerprints, Versions};
 use dewar_codec::{Compression, Feed};
 use dewar_memory::available_memory;
@@ -53,6 +54,7 @@ pub struct PageSender {
     /// For each connection, where pages may refer to what was sent.
     sent: Vec<Mutex<Sent>>,
     related: Related,
+    gpu: Option<Arc<SharedGpu>>,
 }
 
 /// What was sent over a connection.
@@ -87,7 +89,16 @@ impl PageSender {
             threads.push(Mutex::new(Some(thread)));
             queues.push(queue);
         }
-        Self { queues, threads, feed, bytes, level, sent: Vec::new(), related: Related::default() }
+        Self {
+            queues,
+            threads,
+            feed,
+            bytes,
+            level,
+            sent: Vec::new(),
+            related: Related::default(),
+            gpu: None,
+        }
     }
 
     /// Lets the pages of a guest, of so many, refer to what was sent before: the other side must know how
@@ -109,6 +120,26 @@ impl PageSender {
         };
         self.sent = (0..connections).map(|_| sent()).collect();
         self
+    }
+
+    /// Lets a GPU encode pages of the guest's memory, too, where codecs are chosen while it runs.
+    ///
+    /// # Errors
+    /// Where one is to be used always, and there is none that works.
+    pub fn with_gpu(mut self, how: GpuUse) -> Result<Self, MigrateError> {
+        if how != GpuUse::Never && self.feed.chooses() {
+            self.gpu = Some(SharedGpu::new(how)?);
+        }
+        Ok(self)
+    }
+
+    /// What a GPU did.
+    pub fn gpu_used(&self) -> GpuUsed {
+        self.gpu.as_ref().map(|gpu| gpu.used()).unwrap_or_default()
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Arc<SharedGpu>> {
+        self.gpu.as_ref()
     }
 
     /// How many bytes were sent.
@@ -190,6 +221,14 @@ impl PageSender {
         thread.map_or(Ok(()), |thread| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+}
+
+impl Drop for PageSender {
+    fn drop(&mut self) {
+        if let Some(gpu) = &self.gpu {
+            gpu.stop_looking();
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use dewar_wire::pages::{Form, MOST_PAGES, MOST_SAME, entry_bytes, put_pages, put_same, put_zeros};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A page of few words has at most so many bytes: eight words in as many groups.
 const MOST_RUNS_BYTES: usize = 1 + 16 * 8;
@@ -59,6 +60,22 @@ pub struct PageSink<'s> {
     batches: Vec<Batch>,
     encoder: MeasuredEncoder,
     encoded: Vec<u8>,
+    waited: Duration,
+}
+
+/// A page that a GPU has looked at.
+pub(crate) struct LookedAt<'l> {
+    pub(crate) is_zero: bool,
+    /// As [`fingerprint`] says.
+    pub(crate) fingerprint: u64,
+    /// The page as an LZ4 block, where that is worth it.
+    pub(crate) block: Option<&'l [u8]>,
+}
+
+/// XXH3 of 64 bits.
+fn fingerprint(page: &[u8]) -> u64 {
+    // The lower half of XXH3 of 128 bits is that of 64, for so many bytes.
+    sum(page) as u64
 }
 
 impl PageSender {
@@ -77,7 +94,12 @@ impl<'s> PageSink<'s> {
     fn new(sender: &'s PageSender, memory: Option<&'s dyn SentMemory>) -> Self {
         let batches = (0..sender.connections()).map(|_| Batch::default()).collect();
         let encoder = MeasuredEncoder::new(sender.level());
-        Self { sender, memory, batches, encoder, encoded: Vec::new() }
+        Self { sender, memory, batches, encoder, encoded: Vec::new(), waited: Duration::ZERO }
+    }
+
+    /// How long it has waited for the connections.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Sends a page, soon. In an epoch each page is put once.
@@ -89,13 +111,45 @@ impl<'s> PageSink<'s> {
         if is_zero(bytes) {
             return self.put_zero(shard, page);
         }
-        if self.put_related(shard, page, bytes)? {
+        if self.put_related(shard, page, bytes, None)? {
             return Ok(());
         }
         let group = match classify(bytes) {
             PageKind::Incompressible => Group::Incompressible,
             PageKind::Compressible | PageKind::Zero => Group::Compressible,
         };
+        self.put_plain(shard, group, page, bytes)
+    }
+
+    /// As [`put`](Self::put), for a page that a GPU has looked at. Says whether its block was sent.
+    pub(crate) fn put_looked_at(
+        &mut self,
+        page: PageNumber,
+        bytes: &[u8],
+        looked: &LookedAt<'_>,
+    ) -> Result<bool, MigrateError> {
+        let shard = self.sender.shard_of(page);
+        if looked.is_zero {
+            return self.put_zero(shard, page).map(|()| false);
+        }
+        if self.put_related(shard, page, bytes, Some(looked.fingerprint))? {
+            return Ok(false);
+        }
+        let Some(block) = looked.block else {
+            return self.put_plain(shard, Group::Incompressible, page, bytes).map(|()| false);
+        };
+        let payload = &mut self.batches[shard].payload;
+        put_pages(payload, &[page], Form::Frame(Codec::Lz4), block);
+        self.submit_if_full(shard).map(|()| true)
+    }
+
+    fn put_plain(
+        &mut self,
+        shard: usize,
+        group: Group,
+        page: PageNumber,
+        bytes: &[u8],
+    ) -> Result<(), MigrateError> {
         let waiting = &mut self.batches[shard].groups[group as usize];
         waiting.pages.push(page);
         waiting.bytes.extend_from_slice(bytes);
@@ -125,12 +179,14 @@ impl<'s> PageSink<'s> {
         self.submit_if_full(shard)
     }
 
-    /// Puts a page that has much in common with what was sent before, or in itself; says whether it did.
+    /// Puts a page that has much in common with what was sent before, or in itself; says whether it did. Its
+    /// fingerprint may be known.
     fn put_related(
         &mut self,
         shard: usize,
         page: PageNumber,
         bytes: &[u8],
+        known: Option<u64>,
     ) -> Result<bool, MigrateError> {
         let Some(mut sent) = self.sender.sent(shard) else { return Ok(false) };
         let Some(memory) = self.memory else {
@@ -146,7 +202,7 @@ impl<'s> PageSink<'s> {
             return self.close_if_full(shard, Group::Deltas).map(|()| true);
         }
         drop(sent);
-        let fingerprint = sum(bytes) as u64;
+        let fingerprint = known.unwrap_or_else(|| fingerprint(bytes));
         let comes_again = memory.comes_again(&self.sender.feed);
         let mut other = batch.unsubmitted.get(&fingerprint).copied();
         if let Some(mut sent) = self.sender.sent(shard) {
@@ -225,7 +281,9 @@ impl<'s> PageSink<'s> {
         }
         let fresh = Vec::with_capacity(BATCH_BYTES + entry_bytes(MOST_PAGES));
         let payload = std::mem::replace(&mut batch.payload, fresh);
+        let began = Instant::now();
         self.sender.send(shard, payload)?;
+        self.waited += began.elapsed();
         if let Some(mut sent) = self.sender.sent(shard) {
             let pages = batch.unsubmitted.drain();
             pages.for_each(|(fingerprint, page)| sent.fingerprints.note(fingerprint, page));

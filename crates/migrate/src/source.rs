@@ -4,11 +4,12 @@
 //! A dirty set is a debt until its epoch has arrived: dropped before, its pages are dirty again.
 
 use crate::MigrateError;
+use crate::feeder::PageFeeder;
 use crate::send::PageSender;
 use crate::sent::{Paused, SentMemory, Tracked};
 use dewar_capture::{DirtySink, PIECE, Pieces, StandingPages, cores};
 use dewar_memory::{DirtyLease, Ram, WriteTracker};
-use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
+use dewar_units::{PageNumber, PageRange, PageSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A guest's memory on its way over the wire.
@@ -55,18 +56,14 @@ impl<'p> Precopy<'p> {
         let (done, sent) = (AtomicU64::new(0), AtomicU64::new(0));
         let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: true };
         let work = || -> Result<(), MigrateError> {
-            let mut sink = self.sender.sink_of(&memory);
-            let mut bytes = vec![0; PAGE_BYTES];
+            let mut feeder = PageFeeder::new(self.sender, self.ram, &memory);
             while let Some(piece) = standing.pieces().take() {
                 let (pages, _) = standing.of(piece, self.tracker, |_| true)?;
-                for page in &pages {
-                    self.ram.copy_page(*page, &mut bytes);
-                    sink.put(*page, &bytes)?;
-                }
+                pages.iter().try_for_each(|page| feeder.put(*page))?;
                 sent.fetch_add(pages.len() as u64, Ordering::Relaxed);
                 progress(done.fetch_add(piece.count(), Ordering::Relaxed) + piece.count());
             }
-            sink.flush()
+            feeder.flush()
         };
         on_threads(cores(), || work().inspect_err(|_| standing.pieces().stop()))?;
         self.pages += sent.into_inner();
@@ -97,15 +94,12 @@ impl<'p> Precopy<'p> {
         let pages: Vec<PageNumber> = pages.iter().collect();
         let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
         let work = || -> Result<(), MigrateError> {
-            let mut sink = self.sender.sink_of(memory);
-            let mut bytes = vec![0; PAGE_BYTES];
+            let mut feeder = PageFeeder::new(self.sender, self.ram, memory);
             while let Some(piece) = pieces.take() {
-                for page in &pages[piece.start.index()..piece.end.index()] {
-                    self.ram.copy_page(*page, &mut bytes);
-                    sink.put(*page, &bytes)?;
-                }
+                let pages = &pages[piece.start.index()..piece.end.index()];
+                pages.iter().try_for_each(|page| feeder.put(*page))?;
             }
-            sink.flush()
+            feeder.flush()
         };
         let threads = cores().min(pages.len().div_ceil(PIECE as usize));
         on_threads(threads, || work().inspect_err(|_| pieces.stop()))?;

@@ -19,7 +19,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("guest-oci", &["units", "guest", "memory", "kernel", "registry"]),
     ("capture", &["units", "kernel", "memory", "guest"]),
     ("checkpoint", &["units", "kernel", "memory", "codec", "image", "guest", "capture"]),
-    ("migrate", &["units", "memory", "codec", "wire", "guest", "capture"]),
+    ("migrate", &["units", "memory", "codec", "codec-gpu", "wire", "guest", "capture"]),
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),

@@ -1,6 +1,6 @@
 use super::CodecChoice;
 use clap::{Args, ValueEnum};
-use dewar_lifecycle::migrate::PostCopy;
+use dewar_lifecycle::migrate::{GpuUse, PostCopy};
 use dewar_units::parse_duration;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,6 +52,10 @@ pub struct MigrateArgs {
     /// How pages are compressed.
     #[arg(long, value_enum, default_value_t = CodecChoice::Auto)]
     pub codec: CodecChoice,
+    /// Let a GPU compress pages, too. 'auto': where the connection outruns the cores, and it helps. 'always'
+    /// takes any device that the drivers of CUDA and OpenCL show.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = GpuChoice::Auto)]
+    pub gpu: GpuChoice,
     /// Send pages to this address of the other host, over TLS connections of their own [default: the one
     /// that ssh came by].
     #[arg(long, value_name = "ADDRESS")]
@@ -89,6 +93,27 @@ pub struct MigrateArgs {
     /// run there.
     #[arg(long, conflicts_with_all = ["host", "via", "resume", "abort"])]
     pub take_back: bool,
+}
+
+/// When a GPU compresses pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GpuChoice {
+    /// Never.
+    Never,
+    /// Where it helps.
+    Auto,
+    /// Always.
+    Always,
+}
+
+impl From<GpuChoice> for GpuUse {
+    fn from(choice: GpuChoice) -> Self {
+        match choice {
+            GpuChoice::Never => Self::Never,
+            GpuChoice::Auto => Self::Auto,
+            GpuChoice::Always => Self::Always,
+        }
+    }
 }
 
 /// When a guest runs at the other host before all of its memory is there.

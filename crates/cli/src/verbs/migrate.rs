@@ -1,18 +1,18 @@
 //! `migrate`: a guest goes on at another host.
 
-use crate::args::MigrateArgs;
+use crate::args::{CodecChoice, GpuChoice, MigrateArgs};
 use crate::context::Context;
 use crate::output::{milliseconds, warn};
 use crate::progress::Progress;
 use crate::report::{Drawing, migration};
 use dewar_lifecycle::migrate::{
-    self as lifecycle, Ending, MigrateOptions, Migrated, MovingDisks, Prediction, Resumed, Way,
-    abort_here, take_back,
+    self as lifecycle, Ending, GpuUsed, MigrateOptions, Migrated, MovingDisks, Prediction, Resumed,
+    Way, abort_here, take_back,
 };
 use dewar_lifecycle::migration::OtherHost;
-use dewar_lifecycle::{AttachedGuest, Failure, Reporter};
+use dewar_lifecycle::{AttachedGuest, Code, Failure, Reporter};
 use dewar_registry::Phase;
-use dewar_units::ByteSize;
+use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::json;
 use std::time::Duration;
 
@@ -25,6 +25,10 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     }
     if args.resume || args.abort {
         return end(context, &args);
+    }
+    if args.gpu == GpuChoice::Always && args.codec != CodecChoice::Auto {
+        let what = "'--gpu always' needs '--codec auto', which chooses between it and the cores";
+        return Err(Failure::new(Code::Usage, what));
     }
     let there = OtherHost {
         via: args.via.as_deref(),
@@ -39,6 +43,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         peer: there.receiver(),
         max_downtime: args.max_downtime,
         compression: args.codec.into(),
+        gpu: args.gpu.into(),
         post_copy: args.postcopy.into(),
         throttle: args.throttle,
         disks: MovingDisks { copy: args.with_disks, map: args.disk_map },
@@ -84,9 +89,12 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
                 "stopped": ms(moved.stages.stopped), "runs_there": ms(moved.stages.runs_there),
             },
             "same_pages": moved.same_pages, "delta_pages": moved.delta_pages,
+            "gpu": {
+                "name": moved.gpu.name, "pages": moved.gpu.pages, "failure": moved.gpu.failure,
+            },
         }),
         &format!(
-            "{name} runs at {other} after {}, standing still for {}; {} were sent{}",
+            "{name} runs at {other} after {}, standing still for {}; {} were sent{}{}",
             milliseconds(ms(moved.total)),
             milliseconds(ms(moved.gap)),
             ByteSize(moved.bytes),
@@ -94,8 +102,20 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
                 0 => String::new(),
                 pages => format!(", {pages} pages when it ran there already"),
             },
+            match &moved.gpu {
+                GpuUsed { name: Some(name), pages: 1.., .. } => {
+                    format!(
+                        "; {name} compressed {} of them",
+                        ByteSize(moved.gpu.pages * PAGE_BYTES as u64)
+                    )
+                }
+                _ => String::new(),
+            },
         ),
     );
+    if let Some(failure) = &moved.gpu.failure {
+        warn(&format!("the GPU was left: {failure}"));
+    }
 }
 
 fn foretell(context: &Context, name: &str, other: &str, found: &Prediction) {

@@ -64,6 +64,31 @@ fn pages_that_refer_to_others_arrive_as_they_are() {
     assert!(deltas > 0, "the writers write into pages that were sent");
 }
 
+/// Pages that a GPU encodes, here one that OpenCL's driver computes, arrive as they are; a machine without one says so
+/// before anything is done.
+#[test]
+fn pages_that_a_gpu_encodes_arrive_as_they_are() {
+    let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
+    hosts.guest.console.ask("fill 64 noise").expect("fill");
+    hosts.guest.console.ask("check 2000 2 disk hard").expect("check");
+    let way = ["--tunnel", "--max-downtime", "5s", "--gpu", "always"];
+    let mut without = hosts.a.command(&words(&Hosts::line(&hosts.b, &way)));
+    let refused = without.env("OCL_ICD_VENDORS", "/nonexistent").output().expect("dewar");
+    Ran::of(&refused).failed(4, &["no GPU", "the guest was not touched"]);
+    assert!(!hosts.assert_on_one("without a GPU"));
+    for round in 0..2 {
+        let at_b = round % 2 == 1;
+        let (from, to) = if at_b { (&hosts.b, &hosts.a) } else { (&hosts.a, &hosts.b) };
+        let moved = Hosts::migrate(from, to, &way).done();
+        println!("round {round}: {}", moved.stdout.trim());
+        hosts.assert_on_one(&format!("round {round}"));
+        hosts.guest.console.ask("filled").expect("what was filled");
+        let told = moved.json();
+        assert!(told["gpu"]["pages"].as_u64() > Some(8_000), "{}", moved.stdout);
+        assert!(told["gpu"]["failure"].is_null(), "{}", moved.stdout);
+    }
+}
+
 /// What a guest is promised here it is promised there.
 #[test]
 fn a_reservation_of_cpu_time_moves_along() {

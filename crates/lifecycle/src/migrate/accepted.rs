@@ -10,7 +10,7 @@ use dewar_codec::Compression;
 use dewar_guest::Guest;
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::check;
-use dewar_migrate::{Identity, TunnelReader, TunnelWriter};
+use dewar_migrate::{GpuUse, Identity, TunnelReader, TunnelWriter};
 use dewar_registry::{GuestFolder, GuestRecord};
 use dewar_wire::hello::Features;
 use std::fs::File;
@@ -27,6 +27,8 @@ pub struct MigrateOptions {
     pub max_downtime: Duration,
     /// How pages are compressed.
     pub compression: Compression,
+    /// Whether a GPU encodes pages.
+    pub gpu: GpuUse,
     /// How pages go there.
     pub way: Way,
     /// Whether it may run there before all of its memory has arrived.

@@ -21,7 +21,7 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{MigrateError, PageSender, Precopy};
+use dewar_migrate::{GpuUsed, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{Stopped, ToDestination};
@@ -57,6 +57,8 @@ pub struct Migrated {
     pub same_pages: u64,
     /// How many went as the words that differ from the version before.
     pub delta_pages: u64,
+    /// What a GPU did.
+    pub gpu: GpuUsed,
 }
 
 /// When each stage of a move was done, since the command began.
@@ -89,11 +91,12 @@ pub fn migrate(
     let Accepted { process: _process, control, links, disks, tunnel, checked } =
         accepted.map_err(untouched)?;
     let (session, reached) = (control.session(), began.elapsed());
+    let sender = PageSender::start(links, options.compression, LEVEL).with_gpu(options.gpu);
+    let mut sender = sender.map_err(|error| untouched(error.into()))?;
     let guardian = Guardian::start(root, folder.name(), None, Some(guest.qmp()), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");
-    let mut sender = PageSender::start(links, options.compression, LEVEL);
     if control.can(Features::REFERENCES) {
         sender = sender.with_references(guest.ram().pages());
     }
@@ -245,6 +248,7 @@ impl Moving<'_> {
             post_copy_pages,
             same_pages: sender.same_pages(),
             delta_pages: sender.delta_pages(),
+            gpu: sender.gpu_used(),
         })
     }
 

@@ -171,10 +171,9 @@ fn on_gpu(content: &Content, encoding: Encoding, batches: &mut [Batch<'_>]) -> R
             if begun >= AT_ONCE {
                 bytes += taken(batch)?;
             }
-            let (ours, theirs) = batch.fill()?;
-            ours.copy_from_slice(pages);
+            batch.fill()?.copy_from_slice(pages);
             if encoding == Encoding::Deltas {
-                theirs.copy_from_slice(present);
+                batch.fill_present()?.copy_from_slice(present);
             }
             batch.begin(BATCH, encoding, MOST)?;
             begun += 1;
