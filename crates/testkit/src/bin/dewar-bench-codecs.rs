@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use twox_hash::XxHash3_64;
 
@@ -21,6 +22,8 @@ const BATCH: usize = 4096;
 const AT_ONCE: usize = 3;
 /// Over which content it goes again and again: what a device takes to begin and to end must not count.
 const TIMES: usize = 16;
+/// More threads are not measured.
+const MOST_THREADS: usize = 4;
 /// No page is worth more than this, encoded.
 const MOST: usize = PAGE_BYTES * 9 / 10;
 
@@ -45,51 +48,82 @@ fn main() -> Result<()> {
     let gpus = Gpu::each(Devices::Any).collect::<Result<Vec<_>, _>>()?;
     let cores = std::thread::available_parallelism()?.get();
     println!("{cores} cores");
-    println!("content\tencoding\twhere\tMB/s\tleft\tCPU s/GB");
+    println!("content\tencoding\tthreads\twhere\tMB/s\tleft\tCPU s/GB");
     let mut rows = Vec::new();
     for content in contents(Path::new(&path).parent().unwrap_or(Path::new(".")))? {
         for encoding in [Encoding::Runs, Encoding::Deltas, Encoding::Lz4] {
-            let core =
-                row(&content, encoding, "a core", repeats, || on_a_core(&content, encoding))?;
-            rows.push(core);
-            for gpu in &gpus {
-                let place = format!("{} ({})", gpu.name(), gpu.interface());
-                let mut batches =
-                    (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH)).collect::<Result<Vec<_>, _>>()?;
-                rows.push(row(&content, encoding, &place, repeats, || {
-                    on_gpu(&content, encoding, &mut batches)
-                })?);
+            let case = Case { content: &content, encoding, repeats };
+            for threads in [1, cores.min(MOST_THREADS)] {
+                let mut workers = vec![|| on_a_core(&content, encoding); threads];
+                rows.push(case.row("cores", &mut workers)?);
+                for gpu in &gpus {
+                    let mut workers = Vec::new();
+                    for _ in 0..threads {
+                        let batches = (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH));
+                        let mut batches = batches.collect::<Result<Vec<_>, _>>()?;
+                        let content = &content;
+                        workers.push(move || on_gpu(content, encoding, &mut batches));
+                    }
+                    let place = format!("{} ({})", gpu.name(), gpu.interface());
+                    rows.push(case.row(&place, &mut workers)?);
+                }
             }
         }
     }
     std::fs::write(
         &path,
         serde_json::to_vec_pretty(
-            &json!({ "cores": cores, "megabytes": TIMES * 64, "rows": rows }),
+            &json!({ "cores": cores, "megabytes_a_thread": TIMES * 64, "rows": rows }),
         )?,
     )?;
     Ok(())
 }
 
-fn row(
-    content: &Content,
+/// What is encoded how, and how often.
+struct Case<'c> {
+    content: &'c Content,
     encoding: Encoding,
-    place: &str,
     repeats: usize,
-    mut measure: impl FnMut() -> Result<Measured>,
-) -> Result<Value> {
-    measure()?;
-    let runs = (0..repeats).map(|_| measure()).collect::<Result<Vec<_>>>()?;
-    let bytes = (TIMES * content.pages.len()) as f64;
-    let of = |number: &dyn Fn(&Measured) -> f64| median(runs.iter().map(number).collect());
-    let speed = of(&|run| bytes / run.wall.as_secs_f64() / 1e6);
-    let left = of(&|run| run.bytes as f64 / bytes);
-    let cpu = of(&|run| run.cpu.as_secs_f64() / bytes * 1e9);
-    println!("{}\t{encoding:?}\t{place}\t{speed:.0}\t{left:.3}\t{cpu:.2}", content.name);
-    Ok(json!({
-        "content": content.name, "encoding": format!("{encoding:?}").to_lowercase(), "where": place,
-        "megabytes_per_second": speed, "left": left, "cpu_seconds_per_gigabyte": cpu,
-    }))
+}
+
+impl Case<'_> {
+    /// What so many threads do at once, each with the content for itself.
+    fn row<W>(&self, place: &str, workers: &mut [W]) -> Result<Value>
+    where
+        W: FnMut() -> Result<usize> + Send,
+    {
+        self.measured(workers)?;
+        let runs = (0..self.repeats).map(|_| self.measured(workers)).collect::<Result<Vec<_>>>()?;
+        let threads = workers.len();
+        let bytes = (TIMES * threads * self.content.pages.len()) as f64;
+        let of = |number: &dyn Fn(&Measured) -> f64| median(runs.iter().map(number).collect());
+        let speed = of(&|run| bytes / run.wall.as_secs_f64() / 1e6);
+        let left = of(&|run| run.bytes as f64 / bytes);
+        let cpu = of(&|run| run.cpu.as_secs_f64() / bytes * 1e9);
+        let (name, encoding) = (self.content.name, self.encoding);
+        println!("{name}\t{encoding:?}\t{threads}\t{place}\t{speed:.0}\t{left:.3}\t{cpu:.2}");
+        Ok(json!({
+            "content": name, "encoding": format!("{encoding:?}").to_lowercase(),
+            "threads": threads, "where": place, "megabytes_per_second": speed, "left": left,
+            "cpu_seconds_per_gigabyte": cpu,
+        }))
+    }
+
+    fn measured<W>(&self, workers: &mut [W]) -> Result<Measured>
+    where
+        W: FnMut() -> Result<usize> + Send,
+    {
+        let cpu = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
+        let (began, began_cpu) = (Instant::now(), cpu()?);
+        let bytes = std::thread::scope(|scope| {
+            let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(worker)).collect();
+            let join = |thread: ScopedJoinHandle<'_, Result<usize>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).sum::<Result<usize>>()
+        })?;
+        Ok(Measured { wall: began.elapsed(), cpu: cpu()? - began_cpu, bytes })
+    }
 }
 
 /// Zeros, noise, text and programs, and these with up to eight words written in each page.
@@ -122,67 +156,56 @@ fn mix(index: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-fn measured(work: impl FnOnce() -> Result<usize>) -> Result<Measured> {
-    let cpu = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
-    let (began, began_cpu) = (Instant::now(), cpu()?);
-    let bytes = work()?;
-    Ok(Measured { wall: began.elapsed(), cpu: cpu()? - began_cpu, bytes })
-}
-
 /// The content in pieces of so many bytes, again and again.
 fn again(content: &Content, bytes: usize) -> impl Iterator<Item = (&[u8], &[u8])> {
     let pieces = move || content.pages.chunks_exact(bytes).zip(content.present.chunks_exact(bytes));
     (0..TIMES).flat_map(move |_| pieces())
 }
 
-fn on_a_core(content: &Content, encoding: Encoding) -> Result<Measured> {
-    measured(|| {
-        let (mut out, mut bytes) = (Vec::with_capacity(2 * PAGE_BYTES), 0);
-        for (page, present) in again(content, PAGE_BYTES) {
-            let is_zero = black_box(is_zero(page));
-            black_box(XxHash3_64::oneshot(page));
-            out.clear();
-            let fits = match encoding {
-                Encoding::Runs => encode_words(page, None, MOST, &mut out),
-                Encoding::Deltas => encode_words(page, Some(present), MOST, &mut out),
-                Encoding::Lz4 => {
-                    out.resize(get_maximum_output_size(PAGE_BYTES), 0);
-                    let length = compress_into(page, &mut out)?;
-                    out.truncate(length);
-                    length <= MOST
-                }
-            };
-            bytes += match (is_zero, fits) {
-                (true, _) => 0,
-                (false, true) => black_box(&out).len(),
-                (false, false) => PAGE_BYTES,
-            };
-        }
-        Ok(bytes)
-    })
+fn on_a_core(content: &Content, encoding: Encoding) -> Result<usize> {
+    let (mut out, mut bytes) = (Vec::with_capacity(2 * PAGE_BYTES), 0);
+    for (page, present) in again(content, PAGE_BYTES) {
+        let is_zero = black_box(is_zero(page));
+        black_box(XxHash3_64::oneshot(page));
+        out.clear();
+        let fits = match encoding {
+            Encoding::Runs => encode_words(page, None, MOST, &mut out),
+            Encoding::Deltas => encode_words(page, Some(present), MOST, &mut out),
+            Encoding::Lz4 => {
+                out.resize(get_maximum_output_size(PAGE_BYTES), 0);
+                let length = compress_into(page, &mut out)?;
+                out.truncate(length);
+                length <= MOST
+            }
+        };
+        bytes += match (is_zero, fits) {
+            (true, _) => 0,
+            (false, true) => black_box(&out).len(),
+            (false, false) => PAGE_BYTES,
+        };
+    }
+    Ok(bytes)
 }
 
 /// Batches go round: each is filled again as soon as what it made was taken.
-fn on_gpu(content: &Content, encoding: Encoding, batches: &mut [Batch<'_>]) -> Result<Measured> {
-    measured(|| {
-        let (mut bytes, mut begun) = (0, 0);
-        for (pages, present) in again(content, BATCH * PAGE_BYTES) {
-            let batch = &mut batches[begun % AT_ONCE];
-            if begun >= AT_ONCE {
-                bytes += taken(batch)?;
-            }
-            batch.fill()?.copy_from_slice(pages);
-            if encoding == Encoding::Deltas {
-                batch.fill_present()?.copy_from_slice(present);
-            }
-            batch.begin(BATCH, encoding, MOST)?;
-            begun += 1;
+fn on_gpu(content: &Content, encoding: Encoding, batches: &mut [Batch<'_>]) -> Result<usize> {
+    let (mut bytes, mut begun) = (0, 0);
+    for (pages, present) in again(content, BATCH * PAGE_BYTES) {
+        let batch = &mut batches[begun % AT_ONCE];
+        if begun >= AT_ONCE {
+            bytes += taken(batch)?;
         }
-        for number in begun.saturating_sub(AT_ONCE)..begun {
-            bytes += taken(&mut batches[number % AT_ONCE])?;
+        batch.fill()?.copy_from_slice(pages);
+        if encoding == Encoding::Deltas {
+            batch.fill_present()?.copy_from_slice(present);
         }
-        Ok(bytes)
-    })
+        batch.begin(BATCH, encoding, MOST)?;
+        begun += 1;
+    }
+    for number in begun.saturating_sub(AT_ONCE)..begun {
+        bytes += taken(&mut batches[number % AT_ONCE])?;
+    }
+    Ok(bytes)
 }
 
 /// The bytes of a batch that would be sent.

@@ -15,16 +15,25 @@ pub enum Way {
     AsQemu,
     /// It runs there when every page was sent once.
     PostCopy,
+    /// No GPU helps.
+    Cores,
+    /// One encodes all that it can.
+    Gpu,
 }
 
 impl Way {
-    pub const ALL: [Self; 3] = [Self::Default, Self::AsQemu, Self::PostCopy];
+    /// Those that any machine has.
+    pub const USUAL: [Self; 3] = [Self::Default, Self::AsQemu, Self::PostCopy];
+    pub const ALL: [Self; 5] =
+        [Self::Default, Self::AsQemu, Self::PostCopy, Self::Cores, Self::Gpu];
 
     pub fn word(self) -> &'static str {
         match self {
             Self::Default => "dewar",
             Self::AsQemu => "dewar-300ms",
             Self::PostCopy => "dewar-postcopy",
+            Self::Cores => "dewar-cores",
+            Self::Gpu => "dewar-gpu",
         }
     }
 
@@ -33,6 +42,8 @@ impl Way {
             Self::Default => "dewar",
             Self::AsQemu => "dewar, 300 ms",
             Self::PostCopy => "dewar post-copy",
+            Self::Cores => "dewar, cores",
+            Self::Gpu => "dewar, GPU",
         }
     }
 
@@ -41,6 +52,8 @@ impl Way {
             Self::Default => &[],
             Self::AsQemu => &["--max-downtime", "300ms"],
             Self::PostCopy => &["--postcopy"],
+            Self::Cores => &["--gpu", "never"],
+            Self::Gpu => &["--gpu", "always"],
         }
     }
 }

@@ -153,7 +153,7 @@ impl Plan {
 fn plan() -> Result<Plan> {
     let mut words = std::env::args().skip(1);
     let usage = "usage: dewar-bench-migrate DEWAR OUT.json [--repeats N] [--sizes MIB,..] [--load words|colour] [--rates N,..] [--links MBIT,..] \
-                 [--fills mixed,zeros,equal,noise] [--methods dewar,dewar-300ms,dewar-postcopy,plain,xbzrle,\
+                 [--fills mixed,zeros,equal,noise] [--methods dewar,dewar-300ms,dewar-postcopy,dewar-cores,dewar-gpu,plain,xbzrle,\
                  multifd,multifd-zstd,postcopy]";
     let mut plan = Plan {
         dewar: std::fs::canonicalize(words.next().context(usage)?)?,
@@ -164,7 +164,7 @@ fn plan() -> Result<Plan> {
         rates: vec![0, 20_000],
         links: vec![1000.0],
         fills: vec!["mixed".to_owned()],
-        methods: Way::ALL
+        methods: Way::USUAL
             .map(Way::word)
             .into_iter()
             .chain(Method::ALL.map(Method::word))
