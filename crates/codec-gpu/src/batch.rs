@@ -15,6 +15,9 @@ use dewar_units::PAGE_BYTES;
 /// Items that work on one page as words, and on eight pages for their hash.
 const ITEMS: usize = 64;
 const PAGES_LOOKED_AT: usize = ITEMS / 8;
+/// Items that work on four pages as LZ4.
+const ITEMS_OF_LZ4: usize = 32;
+const PAGES_OF_LZ4: usize = 4;
 /// Items that add up the sizes of a batch.
 const PLACING: usize = 256;
 /// Bytes of the map of a page's words.
@@ -269,7 +272,7 @@ fn encode(
         queue.run(Kernel::Look, &look, looking, ITEMS)?;
         if encoding == Encoding::Lz4 {
             let lz4 = [memory(pages), all, limit, memory(room), memory(sizes)];
-            queue.run(Kernel::Lz4, &lz4, count.div_ceil(ITEMS), ITEMS)?;
+            queue.run(Kernel::Lz4, &lz4, count.div_ceil(PAGES_OF_LZ4), ITEMS_OF_LZ4)?;
         } else {
             // Without a delta it is not looked at.
             let (pages, present) = (memory(pages), memory(present.unwrap_or(pages)));

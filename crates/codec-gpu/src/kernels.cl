@@ -164,8 +164,9 @@ __kernel void place(__global const uint *sizes, uint count, __global uint *start
     if (item == 255) starts[count] = start;
 }
 
-// LZ4's block format (lz4_Block_format.md): one page a block, one item a page. Greedy: the last place of four
-// bytes with the same hash is the match.
+// LZ4's block format (lz4_Block_format.md): one page a block. Greedy: the last place of four bytes with the same hash is the
+// match. 32 items copy four pages to local memory, where each page's table is, too; then four of them work on a page each: what
+// they read again and again is near, and few pages are under way at once.
 
 #define TABLE_BITS 10
 #define NOWHERE 0xFFFF
@@ -173,7 +174,32 @@ __kernel void place(__global const uint *sizes, uint count, __global uint *start
 #define LAST_BEGIN (PAGE - 12)
 #define LAST_END (PAGE - 5)
 
-static uint four_at(__global const uchar *at) { return as_uint(vload4(0, at)); }
+#define TOGETHER 4
+#define ITEMS_A_PAGE 8
+// Halves of the words of a page, and of its table's entries in pairs.
+#define HALVES (PAGE / 4)
+#define PAIRS (1 << (TABLE_BITS - 1))
+
+// Four bytes of a page of halves, wherever they begin; not the last three.
+static uint four_at(__local const uint *page, uint at) {
+    uint index = at / 4, bits = at % 4 * 8;
+    ulong both = (ulong)page[index] | (ulong)page[min(index + 1, (uint)HALVES - 1)] << 32;
+    return (uint)(both >> bits);
+}
+
+static uint byte_at(__local const uint *page, uint at) { return page[at / 4] >> (at % 4 * 8) & 0xFF; }
+
+// How many bytes are equal from two places on, up to LAST_END.
+static uint equal_bytes(__local const uint *page, uint at, uint found) {
+    uint count = 0;
+    while (at + count + 4 <= LAST_END) {
+        uint differ = four_at(page, at + count) ^ four_at(page, found + count);
+        if (differ != 0) return count + (differ & 0xFF ? 0 : differ & 0xFFFF ? 1 : differ & 0xFFFFFF ? 2 : 3);
+        count += 4;
+    }
+    while (at + count < LAST_END && byte_at(page, at + count) == byte_at(page, found + count)) count++;
+    return count;
+}
 
 // A length that its half of the token has no room for.
 static uint write_length(__global uchar *out, uint at, uint left) {
@@ -182,45 +208,55 @@ static uint write_length(__global uchar *out, uint at, uint left) {
     return at;
 }
 
-// A token and the literals, where there is room for them and what may follow; else 0.
-static uint write_literals(__global uchar *out, uint at, uint most, __global const uchar *from, uint count,
+// A token and the literals from `from` on, where there is room for them and what may follow; else 0.
+static uint write_literals(__global uchar *out, uint at, uint most, __local const uint *page, uint from, uint count,
                            uint match) {
     if (at + count + count / 255 + 2 + match / 255 + 4 > most) return 0;
     uint extra = match < 4 ? 0 : min(match - 4, 15u);
     out[at++] = min(count, 15u) << 4 | extra;
     if (count >= 15) at = write_length(out, at, count - 15);
-    for (uint byte = 0; byte < count; byte++) out[at++] = from[byte];
+    for (uint byte = 0; byte < count; byte++) out[at++] = byte_at(page, from + byte);
     return at;
 }
 
-__kernel void lz4(__global const uchar *pages, uint count, uint most, __global uchar *room, __global uint *sizes) {
-    uint page = get_global_id(0);
-    if (page >= count) return;
-    __global const uchar *in = pages + (ulong)page * PAGE;
-    __global uchar *out = room + (ulong)page * PAGE;
-    ushort table[1 << TABLE_BITS];
-    for (uint slot = 0; slot < 1 << TABLE_BITS; slot++) table[slot] = NOWHERE;
+// The bytes that a page takes as a block, which is written; 0 where it would be more than `most`.
+static uint compress(__local const uint *page, __local ushort *table, uint most, __global uchar *out) {
     uint at = 0, anchor = 0, end = 0;
-    sizes[page] = 0;
     while (at <= LAST_BEGIN) {
-        uint four = four_at(in + at), slot = (four * 2654435761u) >> (32 - TABLE_BITS), found = table[slot];
+        uint four = four_at(page, at), slot = (four * 2654435761u) >> (32 - TABLE_BITS), found = table[slot];
         table[slot] = at;
-        if (found == NOWHERE || four_at(in + found) != four) {
+        if (found == NOWHERE || four_at(page, found) != four) {
             // Where nothing matches for long, it is looked less often.
             at += 1 + ((at - anchor) >> 6);
             continue;
         }
-        uint match = 4;
-        while (at + match < LAST_END && in[at + match] == in[found + match]) match++;
-        end = write_literals(out, end, most, in + anchor, at - anchor, match);
-        if (end == 0) return;
+        uint match = 4 + equal_bytes(page, at + 4, found + 4);
+        end = write_literals(out, end, most, page, anchor, at - anchor, match);
+        if (end == 0) return 0;
         vstore2(as_uchar2((ushort)(at - found)), 0, out + end);
         end += 2;
         if (match - 4 >= 15) end = write_length(out, end, match - 4 - 15);
         at += match;
         anchor = at;
     }
-    sizes[page] = write_literals(out, end, most, in + anchor, PAGE - anchor, 0);
+    return write_literals(out, end, most, page, anchor, PAGE - anchor, 0);
+}
+
+// In groups of TOGETHER * ITEMS_A_PAGE items.
+__kernel void lz4(__global const uint *pages, uint count, uint most, __global uchar *room, __global uint *sizes) {
+    __local uint copies[TOGETHER][HALVES];
+    __local uint tables[TOGETHER][PAIRS];
+    uint item = get_local_id(0), first = get_group_id(0) * TOGETHER, there = min((uint)TOGETHER, count - first);
+    for (uint own = 0; own < there; own++) {
+        __global const uint *from = pages + (ulong)(first + own) * HALVES;
+        for (uint index = item; index < HALVES; index += TOGETHER * ITEMS_A_PAGE) copies[own][index] = from[index];
+        for (uint pair = item; pair < PAIRS; pair += TOGETHER * ITEMS_A_PAGE)
+            tables[own][pair] = NOWHERE | (uint)NOWHERE << 16;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    uint own = item / ITEMS_A_PAGE, page = first + own;
+    if (item % ITEMS_A_PAGE != 0 || own >= there) return;
+    sizes[page] = compress(copies[own], (__local ushort *)tables[own], most, room + (ulong)page * PAGE);
 }
 
 __kernel void write_blocks(__global const uchar *room, __global const uint *starts, __global uchar *bytes) {

@@ -5,7 +5,6 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 typedef uchar uchar2 __attribute__((ext_vector_type(2)));
-typedef uchar uchar4 __attribute__((ext_vector_type(4)));
 typedef uchar uchar8 __attribute__((ext_vector_type(8)));
 
 // One dimension is enough.
@@ -18,7 +17,6 @@ typedef uchar uchar8 __attribute__((ext_vector_type(8)));
 #define barrier(fence) __nvvm_bar_sync(0)
 
 #define popcount(bits) _Generic((bits), ulong: __builtin_popcountl(bits), default: __builtin_popcount(bits))
-#define as_uint(value) __builtin_astype(value, uint)
 #define as_uchar2(value) __builtin_astype(value, uchar2)
 #define as_uchar8(value) __builtin_astype(value, uchar8)
 
@@ -33,11 +31,6 @@ static ulong mul_hi(ulong one, ulong other) {
 static void atomic_or(__local uint *at, uint bits) {
     uint before;
     __asm__ volatile("atom.shared.or.b32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(bits) : "memory");
-}
-
-static uchar4 vload4(ulong index, __global const uchar *at) {
-    at += 4 * index;
-    return (uchar4)(at[0], at[1], at[2], at[3]);
 }
 
 static void vstore2(uchar2 bytes, ulong index, __global uchar *at) {
