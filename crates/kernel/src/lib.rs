@@ -9,6 +9,7 @@ mod error;
 mod hold;
 mod inject;
 mod mapping;
+mod page_cache;
 mod pagemap;
 mod process;
 mod remote;
@@ -29,6 +30,7 @@ pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
     nonzero_ranges, punch_hole,
 };
+pub use page_cache::{cached_pages, read_when_idle};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};
 pub use remote::{
