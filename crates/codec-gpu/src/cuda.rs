@@ -76,7 +76,7 @@ impl CudaDevice {
 
     fn load_kernels(&mut self) -> Result<(), GpuError> {
         self.enter()?;
-        let api = &self.driver.api;
+        let api = self.driver.api;
         // SAFETY: the text ends with a zero; the driver copies it.
         let loaded = unsafe { api.module_load_data(&mut self.module, PTX.as_ptr().cast()) };
         self.driver.check("load the kernels", loaded).map_err(|error| GpuError::Kernels {
@@ -174,7 +174,7 @@ impl Queue for CudaQueue<'_> {
     ) -> Result<(), GpuError> {
         self.device.enter()?;
         let (to, from) = (self.memory[to.0], from.slice()[..bytes].as_ptr().cast());
-        let api = &self.device.driver.api;
+        let api = self.device.driver.api;
         // SAFETY: by the caller.
         let result = unsafe { api.copy_to_device(to, from, bytes, self.stream) };
         self.check("copy to the device", result)
@@ -189,7 +189,7 @@ impl Queue for CudaQueue<'_> {
     ) -> Result<(), GpuError> {
         self.device.enter()?;
         let (from, to) = (self.memory[from.0], to.slice_mut()[..bytes].as_mut_ptr().cast());
-        let api = &self.device.driver.api;
+        let api = self.device.driver.api;
         // SAFETY: by the caller.
         let result = unsafe { api.copy_from_device(to, from, bytes, self.stream) };
         self.check("copy from the device", result)
@@ -214,7 +214,7 @@ impl Queue for CudaQueue<'_> {
             .collect();
         let mut pointers: Vec<*mut c_void> =
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
-        let (function, api) = (self.device.functions[kernel as usize], &self.device.driver.api);
+        let (function, api) = (self.device.functions[kernel as usize], self.device.driver.api);
         let (groups, items) = (groups as u32, items as u32);
         // SAFETY: by the caller; the driver copies the values before it comes back.
         let result = unsafe {
@@ -240,7 +240,7 @@ impl Queue for CudaQueue<'_> {
 impl Drop for CudaQueue<'_> {
     fn drop(&mut self) {
         let _ = self.wait();
-        let api = &self.device.driver.api;
+        let api = self.device.driver.api;
         // SAFETY: nothing is under way, and each is freed once.
         unsafe {
             for start in &self.pinned {

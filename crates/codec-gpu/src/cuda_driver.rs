@@ -5,6 +5,7 @@
 use crate::GpuError;
 use dlopen2::wrapper::{Container, WrapperApi};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
 
 /// `CUdevice`.
 pub(crate) type Device = c_int;
@@ -97,15 +98,18 @@ pub(crate) struct Api {
 
 /// The loaded driver.
 pub(crate) struct Driver {
-    pub(crate) api: Container<Api>,
+    pub(crate) api: &'static Container<Api>,
 }
 
 impl Driver {
     /// Loads it and begins; none where this machine has no driver or no device.
     pub(crate) fn load() -> Result<Option<Self>, GpuError> {
+        // It stays for good: threads of its own may run in it.
+        static LOADED: OnceLock<Option<Container<Api>>> = OnceLock::new();
         // SAFETY: what the library does when it is loaded is its maker's; the functions are declared as in its
         // header, cuda.h.
-        let Ok(api) = (unsafe { Container::load(LIBRARY) }) else { return Ok(None) };
+        let loaded = LOADED.get_or_init(|| unsafe { Container::load(LIBRARY) }.ok());
+        let Some(api) = loaded else { return Ok(None) };
         let driver = Self { api };
         // SAFETY: it may be called again and again.
         match unsafe { driver.api.init(0) } {

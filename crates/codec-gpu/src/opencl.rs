@@ -8,7 +8,7 @@ use opencl3::context::Context;
 use opencl3::device::Device;
 use opencl3::error_codes::{CL_PLATFORM_NOT_FOUND_KHR, ClError, DLOPEN_RUNTIME_LOAD_FAILED};
 use opencl3::event::Event;
-use opencl3::kernel::{ExecuteKernel, Kernel as OpenClKernel};
+use opencl3::kernel::Kernel as OpenClKernel;
 use opencl3::memory::{
     Buffer, CL_MAP_READ, CL_MAP_WRITE, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_WRITE, ClMem,
 };
@@ -17,7 +17,7 @@ use opencl3::program::Program;
 use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING};
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device with the kernels in it.
 pub(crate) struct OpenClDevice {
@@ -28,15 +28,20 @@ pub(crate) struct OpenClDevice {
 
 /// The first device of each driver that is of this kind; none where there is no OpenCL.
 pub(crate) fn devices(kind: u64) -> Vec<Result<OpenClDevice, GpuError>> {
-    // Loaders of drivers have been seen to find none where two threads ask for the first time at once.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = one_at_a_time();
     let platforms = match platforms() {
         Ok(platforms) => platforms,
         Err(error) => return vec![Err(error)],
     };
     let first = |platform| OpenClDevice::first(platform, kind).transpose();
     platforms.iter().filter_map(first).collect()
+}
+
+/// Loaders of drivers have been seen to find none where two threads ask for the first time at once, and PoCL 5 to
+/// abort where two gave kernels back.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn platforms() -> Result<Vec<Platform>, GpuError> {
@@ -69,6 +74,7 @@ impl OpenClDevice {
     }
 
     pub(crate) fn queue(&self) -> Result<OpenClQueue<'_>, GpuError> {
+        let _turn = one_at_a_time();
         let queue =
             CommandQueue::create_default(&self.context, 0).map_err(failed("make a queue"))?;
         let kernels = Kernel::ALL
@@ -165,19 +171,24 @@ impl Queue for OpenClQueue<'_> {
         groups: usize,
         items: usize,
     ) -> Result<(), GpuError> {
-        let mut run = ExecuteKernel::new(&self.kernels[kernel as usize]);
-        for argument in arguments {
-            // SAFETY: by the caller.
-            unsafe {
+        let kernel = &self.kernels[kernel as usize];
+        for (place, argument) in (0..).zip(arguments) {
+            // SAFETY: by the caller; the driver copies the value.
+            let set = unsafe {
                 match argument {
-                    Argument::Memory(memory) => run.set_arg(&self.memory[memory.0]),
-                    Argument::Number(number) => run.set_arg(number),
+                    Argument::Memory(memory) => kernel.set_arg(place, &self.memory[memory.0].get()),
+                    Argument::Number(number) => kernel.set_arg(place, number),
                 }
             };
+            set.map_err(failed("give a kernel its arguments"))?;
         }
-        run.set_global_work_size(groups * items).set_local_work_size(items);
-        // SAFETY: by the caller.
-        let run = unsafe { run.enqueue_nd_range(&self.queue) };
+        let (all, together) = ([groups * items], [items]);
+        // SAFETY: by the caller; one dimension is read of each.
+        let run = unsafe {
+            let (kernel, offset) = (kernel.get(), std::ptr::null());
+            let (all, together) = (all.as_ptr(), together.as_ptr());
+            self.queue.enqueue_nd_range_kernel(kernel, 1, offset, all, together, &[])
+        };
         self.events.push(run.map_err(failed("run a kernel"))?);
         Ok(())
     }
@@ -200,5 +211,7 @@ impl Drop for OpenClQueue<'_> {
             let _ = unsafe { self.queue.enqueue_unmap_mem_object(buffer.get(), *start, &[]) };
         }
         let _ = self.queue.finish();
+        let _turn = one_at_a_time();
+        self.kernels.clear();
     }
 }

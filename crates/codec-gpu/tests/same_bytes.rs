@@ -3,16 +3,12 @@
 
 use dewar_codec::{encode_words, is_zero};
 use dewar_codec_gpu::{Batch, Devices, Encoding, Gpu};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use twox_hash::XxHash3_64;
 
 const PAGE: usize = 4096;
 
-/// The devices of this machine, by each interface; the driver that computes on the CPU is one. PoCL 5 has been seen to abort
-/// where several threads of a process give kernels back at once: the tests take turns.
-fn gpus() -> (Vec<Gpu>, MutexGuard<'static, ()>) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+/// The devices of this machine, by each interface; the driver that computes on the CPU is one.
+fn gpus() -> Vec<Gpu> {
     let found: Vec<Gpu> =
         Gpu::each(Devices::Any).map(|gpu| gpu.expect("a device that works")).collect();
     found.iter().for_each(|gpu| println!("on {} by {}", gpu.name(), gpu.interface()));
@@ -21,7 +17,7 @@ fn gpus() -> (Vec<Gpu>, MutexGuard<'static, ()>) {
             "SKIPPED codec-gpu: this machine has no GPU and no OpenCL device; the package pocl-opencl-icd is one"
         );
     }
-    (found, turn)
+    found
 }
 
 /// Random numbers, the same each time (SplitMix64).
@@ -95,8 +91,7 @@ fn versions(random: &mut Random, pages: &[u8]) -> Vec<u8> {
 
 #[test]
 fn each_page_is_encoded_as_on_the_cpu() {
-    let (gpus, _turn) = gpus();
-    gpus.iter().for_each(compare_with_the_cpu);
+    gpus().iter().for_each(compare_with_the_cpu);
 }
 
 fn compare_with_the_cpu(gpu: &Gpu) {
@@ -131,8 +126,7 @@ fn compare_with_the_cpu(gpu: &Gpu) {
 
 #[test]
 fn any_reader_of_lz4_takes_its_blocks() {
-    let (gpus, _turn) = gpus();
-    gpus.iter().for_each(read_its_blocks);
+    gpus().iter().for_each(read_its_blocks);
 }
 
 fn read_its_blocks(gpu: &Gpu) {
@@ -194,8 +188,7 @@ fn assert_ends_as_it_must(block: &[u8]) {
 /// What a batch made is that of its pages, however many are under way beside it.
 #[test]
 fn batches_under_way_at_once_do_not_mix() {
-    let (gpus, _turn) = gpus();
-    gpus.iter().for_each(encode_many_at_once);
+    gpus().iter().for_each(encode_many_at_once);
 }
 
 fn encode_many_at_once(gpu: &Gpu) {

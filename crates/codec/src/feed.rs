@@ -112,6 +112,11 @@ impl MeasuredEncoder {
         self.beside += bytes as u64;
     }
 
+    /// How many bytes it was told of so since the last frame; they are told to no frame more.
+    pub fn take_passed(&mut self) -> u64 {
+        std::mem::take(&mut self.beside)
+    }
+
     /// Says that the thread waited for the sink: that was no work.
     pub fn waited(&mut self) {
         self.since = Instant::now();

@@ -82,6 +82,10 @@ const TRY_GPU_AFTER: u32 = 1024;
 const MOST_TWICE: u32 = 6;
 /// When so many frames were left raw for want of time, a GPU may help.
 const MANY_RAW: u32 = 256;
+/// A codec that leaves less than this of pages would have been of use.
+const OF_USE: f64 = 0.95;
+/// Threads that may feed a GPU at once.
+pub const MOST_GPU_THREADS: usize = 4;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
 const FIRST_PIECE_BYTES: u64 = 512 << 10;
 
@@ -196,7 +200,8 @@ impl Planner {
         match state.best(OF_A_CORE, left, self.room) {
             Some(Way::Core(codec)) if codec != Codec::Raw => codec,
             _ => {
-                state.left_raw = state.left_raw.saturating_add(1);
+                let had_no_time = state.ways[..OF_A_CORE].iter().any(|it| it.ratio < OF_USE);
+                state.left_raw = state.left_raw.saturating_add(u32::from(had_no_time));
                 Codec::Raw
             }
         }
@@ -248,10 +253,17 @@ impl Planner {
         }
     }
 
-    /// Says what a GPU made of a batch: `took` is all that its thread did for it, and waited for it.
+    /// Says what a GPU made of those pages of a batch that it shrank: `took` is their share of all that its thread did
+    /// for the batch, and waited for it. Where there were none nothing is known of it, but that it was tried.
     pub fn learn_gpu(&self, frame: &Frame) {
         let mut state = self.lock();
-        let read = frame.read.max(1) as f64;
+        if frame.read == 0 {
+            let known = &mut state.ways[GPU];
+            (known.unused, known.uses) = (0, known.uses.saturating_add(1));
+            return;
+        }
+        let read = frame.read as f64;
+        state.beside += (frame.beside as f64 / read - state.beside) * WEIGHT;
         // What a core needs beside encoding it needs here, too.
         let cost = frame.took.as_secs_f64() / read - state.other;
         state.ways[GPU].learn(cost.max(0.0), frame.made as f64 / read);
@@ -299,12 +311,14 @@ impl State {
         let ways = WAYS.into_iter().zip(all).filter(|(_, known)| !is_beaten(known));
         let by_ratio =
             |one: &(Way, &Known), other: &(Way, &Known)| one.1.ratio.total_cmp(&other.1.ratio);
-        let keeps_up = |known: &Known| {
-            let made = self.threads * self.made(known) / (known.cost + self.other);
+        let keeps_up = |way: Way, known: &Known| {
+            let most = if way == Way::Gpu { MOST_GPU_THREADS as f64 } else { f64::MAX };
+            let made = self.threads.min(most) * self.made(known) / (known.cost + self.other);
             made >= MARGIN * self.speed()
         };
         let hardest = ways.clone().min_by(by_ratio);
-        if let Some((way, _)) = hardest.filter(|(_, it)| self.is_busy(room) || keeps_up(it)) {
+        let hardest = hardest.filter(|(way, it)| self.is_busy(room) || keeps_up(*way, it));
+        if let Some((way, _)) = hardest {
             return Some(way);
         }
         let time = self.backlog as f64 / self.speed();

@@ -11,14 +11,18 @@ use crate::sent::SentMemory;
 use crate::sink::{LookedAt, PageSink};
 use dewar_codec::Frame;
 use dewar_codec_gpu::{Batch, Encoding, GpuError};
-use dewar_memory::Ram;
+use dewar_memory::{Ram, available_memory};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pages of a batch, and batches under way.
 const BATCH: usize = 2048;
 const AT_ONCE: usize = 3;
+/// Pinned memory of a thread's batches, and the share of what the host has free that it may be.
+const PINNED: u64 = (AT_ONCE * 2 * BATCH * PAGE_BYTES) as u64;
+const HOST_SHARE: u64 = 16;
 /// A page is sent as its block where that has at most so many bytes.
 const MOST_BLOCK_BYTES: usize = PAGE_BYTES * 9 / 10;
 
@@ -31,8 +35,8 @@ pub(crate) struct PageFeeder<'f> {
     /// Pages until it is asked again whether the GPU pays.
     before_asking: usize,
     gpu: Option<GpuFeeder<'f>>,
-    /// Whether this thread may feed the GPU no more.
-    is_shut_out: bool,
+    /// Whether this thread may feed the GPU.
+    may_feed: bool,
 }
 
 /// A thread's batches.
@@ -62,8 +66,14 @@ impl<'f> PageFeeder<'f> {
             page: vec![0; PAGE_BYTES],
             before_asking: BATCH,
             gpu: None,
-            is_shut_out: false,
+            may_feed: false,
         }
+    }
+
+    /// Lets the GPU of the sender encode pages, if there is one.
+    pub(crate) fn with_gpu(mut self) -> Self {
+        self.may_feed = self.sender.gpu().is_some();
+        self
     }
 
     /// Sends a page, soon, as it is now. In an epoch each page is put once.
@@ -115,7 +125,7 @@ impl<'f> PageFeeder<'f> {
     }
 
     fn gpu_is_wanted(&self) -> bool {
-        let Some(shared) = self.sender.gpu().filter(|_| !self.is_shut_out) else { return false };
+        let Some(shared) = self.sender.gpu().filter(|_| self.may_feed) else { return false };
         let feed = &self.sender.feed;
         if feed.cores_are_short() {
             shared.look();
@@ -128,8 +138,10 @@ impl<'f> PageFeeder<'f> {
     /// Makes this thread's batches; says whether it has them.
     fn open_gpu(&mut self) -> bool {
         let found = self.sender.gpu().and_then(|shared| Some((shared, shared.get()?)));
-        let Some((shared, gpu)) = found.filter(|(shared, _)| shared.enter()) else {
-            self.is_shut_out = true;
+        let has_room = available_memory().is_ok_and(|free| free / HOST_SHARE > PINNED);
+        let may_enter = |(shared, _): &(&Arc<SharedGpu>, _)| has_room && shared.enter();
+        let Some((shared, gpu)) = found.filter(may_enter) else {
+            self.may_feed = false;
             return false;
         };
         let batches = (0..AT_ONCE).map(|_| Batch::new(gpu, BATCH)).collect::<Result<_, _>>();
@@ -137,8 +149,11 @@ impl<'f> PageFeeder<'f> {
         match batches {
             Ok(idle) => self.gpu = Some(opened(idle)),
             Err(error) => {
-                shared.leave();
-                shared.failed(&error);
+                self.may_feed = false;
+                // Where others have room there it goes on with them.
+                if shared.leave() {
+                    shared.failed(&error);
+                }
             }
         }
         self.gpu.is_some()
@@ -195,6 +210,7 @@ impl<'f> PageFeeder<'f> {
             Ok(encoded) => encoded,
             Err(error) => return self.leave_gpu(&error, pages).map(|()| true),
         };
+        let _ = self.sink.take_passed();
         let (mut read, mut made) = (0, 0);
         for (index, page) in pages.iter().enumerate() {
             let looked = LookedAt {
@@ -209,10 +225,11 @@ impl<'f> PageFeeder<'f> {
         }
         let waited = self.sink.waited() - waited;
         let took = filled_in + began.elapsed().saturating_sub(waited);
-        // Of pages that all went otherwise it is known that the GPU was of no use.
-        let (read, made) = if read == 0 { (PAGE_BYTES, PAGE_BYTES) } else { (read, made) };
+        // Pages that went otherwise are what any thread has to do.
+        let took = took.mul_f64(read as f64 / (pages.len() * PAGE_BYTES) as f64);
         let (read, made, other) = (read as u64, made as u64, Duration::ZERO);
-        self.sender.feed.learn_gpu(&Frame { read, made, took, other, beside: 0 });
+        let beside = self.sink.take_passed();
+        self.sender.feed.learn_gpu(&Frame { read, made, took, other, beside });
         if let Some(gpu) = &mut self.gpu {
             gpu.shared.encoded(pages.len());
             gpu.idle.push(batch);
@@ -237,6 +254,6 @@ impl<'f> PageFeeder<'f> {
 
 impl Drop for GpuFeeder<'_> {
     fn drop(&mut self) {
-        self.shared.leave();
+        let _ = self.shared.leave();
     }
 }

@@ -2,13 +2,15 @@
 //! ([`Feed::gpu_pays`](dewar_codec::Feed::gpu_pays)).
 
 use crate::MigrateError;
+use dewar_codec::MOST_GPU_THREADS;
 use dewar_codec_gpu::{Devices, Gpu, GpuError};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
-/// Threads that feed it at most: each has some tens of MiB of pinned memory.
-const MOST_THREADS: usize = 4;
+/// For so long the end of a migration waits for a driver that is being loaded.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether a GPU encodes pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +21,27 @@ pub enum GpuUse {
     Auto,
     /// One does, be it one that a driver only computes.
     Always,
+}
+
+/// A GPU for a sender, or the promise to look for one.
+#[derive(Clone)]
+pub struct GpuHelp(pub(crate) Option<Arc<SharedGpu>>);
+
+impl std::fmt::Debug for GpuHelp {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_tuple("GpuHelp").field(&self.0.as_ref().map(|gpu| gpu.how)).finish()
+    }
+}
+
+impl GpuHelp {
+    /// One that is to be used so.
+    ///
+    /// # Errors
+    /// Where one is to be used always, and there is none that works.
+    pub fn new(how: GpuUse) -> Result<Self, MigrateError> {
+        let shared = (how != GpuUse::Never).then(|| SharedGpu::new(how));
+        Ok(Self(shared.transpose()?))
+    }
 }
 
 /// What became of that.
@@ -36,8 +59,8 @@ pub struct GpuUsed {
 pub(crate) struct SharedGpu {
     how: GpuUse,
     found: OnceLock<Option<Gpu>>,
-    /// Who looks for it.
-    looking: Mutex<Option<JoinHandle<()>>>,
+    /// Ends when nobody looks for it any more.
+    looking: Mutex<Option<Receiver<()>>>,
     is_looked_for: AtomicBool,
     threads: AtomicUsize,
     pages: AtomicU64,
@@ -46,7 +69,7 @@ pub(crate) struct SharedGpu {
 }
 
 impl SharedGpu {
-    pub(crate) fn new(how: GpuUse) -> Result<Arc<Self>, MigrateError> {
+    fn new(how: GpuUse) -> Result<Arc<Self>, MigrateError> {
         let shared = Self {
             how,
             found: OnceLock::new(),
@@ -83,34 +106,36 @@ impl SharedGpu {
             return;
         }
         let shared = Arc::clone(self);
+        let (done, looking) = sync_channel::<()>(0);
         let look = move || {
+            let _done = done;
             let found = Gpu::find(Devices::Gpus).unwrap_or_else(|error| {
                 shared.failed(&error);
                 None
             });
             let _ = shared.found.set(found);
         };
-        *self.looking.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(std::thread::spawn(look));
+        *self.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(looking);
+        std::thread::spawn(look);
     }
 
-    /// Waits for the thread that looks: a process must not end while a driver is being loaded.
+    /// Waits for the thread that looks: a process should not end while a driver is being loaded.
     pub(crate) fn stop_looking(&self) {
         let looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // It has told what it found.
-        let _ = looking.map(JoinHandle::join);
+        let _ = looking.map(|looking| looking.recv_timeout(PATIENCE));
     }
 
     /// Whether one more thread may feed it. If so, that one says when it ends.
     pub(crate) fn enter(&self) -> bool {
         let entered = self.threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |threads| {
-            (threads < MOST_THREADS).then_some(threads + 1)
+            (threads < MOST_GPU_THREADS).then_some(threads + 1)
         });
         entered.is_ok()
     }
 
-    pub(crate) fn leave(&self) {
-        self.threads.fetch_sub(1, Ordering::Relaxed);
+    /// Says whether no thread feeds it any more.
+    pub(crate) fn leave(&self) -> bool {
+        self.threads.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     pub(crate) fn encoded(&self, pages: usize) {

@@ -28,7 +28,7 @@ pub use control::{Control, Heard};
 pub use disk::{carry_disk, cut_disk};
 pub use error::MigrateError;
 pub use frames::{FrameReader, FrameWriter};
-pub use gpu::{GpuUse, GpuUsed};
+pub use gpu::{GpuHelp, GpuUse, GpuUsed};
 pub use new_memory::NewMemory;
 pub use owed::OwedMemory;
 pub use postcopy::Postcopy;

@@ -11,7 +11,7 @@
 
 use crate::MigrateError;
 use crate::frames::FrameWriter;
-use crate::gpu::{GpuUse, GpuUsed, SharedGpu};
+use crate::gpu::{GpuHelp, GpuUsed, SharedGpu};
 use crate::sent::{Fingerprints, Versions};
 use dewar_codec::{Compression, Feed};
 use dewar_memory::available_memory;
@@ -123,14 +123,10 @@ impl PageSender {
     }
 
     /// Lets a GPU encode pages of the guest's memory, too, where codecs are chosen while it runs.
-    ///
-    /// # Errors
-    /// Where one is to be used always, and there is none that works.
-    pub fn with_gpu(mut self, how: GpuUse) -> Result<Self, MigrateError> {
-        if how != GpuUse::Never && self.feed.chooses() {
-            self.gpu = Some(SharedGpu::new(how)?);
-        }
-        Ok(self)
+    #[must_use]
+    pub fn with_gpu(mut self, help: GpuHelp) -> Self {
+        self.gpu = help.0.filter(|_| self.feed.chooses());
+        self
     }
 
     /// What a GPU did.

@@ -97,6 +97,11 @@ impl<'s> PageSink<'s> {
         Self { sender, memory, batches, encoder, encoded: Vec::new(), waited: Duration::ZERO }
     }
 
+    /// How many bytes of pages that no codec shrinks went by since that was last asked or told.
+    pub(crate) fn take_passed(&mut self) -> u64 {
+        self.encoder.take_passed()
+    }
+
     /// How long it has waited for the connections.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
@@ -129,7 +134,8 @@ impl<'s> PageSink<'s> {
         looked: &LookedAt<'_>,
     ) -> Result<bool, MigrateError> {
         let shard = self.sender.shard_of(page);
-        if looked.is_zero {
+        // A zero that is none would be lost.
+        if looked.is_zero && is_zero(bytes) {
             return self.put_zero(shard, page).map(|()| false);
         }
         if self.put_related(shard, page, bytes, Some(looked.fingerprint))? {

@@ -12,6 +12,9 @@ use dewar_memory::{DirtyLease, Ram, WriteTracker};
 use dewar_units::{PageNumber, PageRange, PageSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Pages of a set in which a GPU may be used.
+const LEAST_FOR_A_GPU: u64 = 1 << 16;
+
 /// A guest's memory on its way over the wire.
 pub struct Precopy<'p> {
     ram: &'p Ram,
@@ -56,7 +59,7 @@ impl<'p> Precopy<'p> {
         let (done, sent) = (AtomicU64::new(0), AtomicU64::new(0));
         let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: true };
         let work = || -> Result<(), MigrateError> {
-            let mut feeder = PageFeeder::new(self.sender, self.ram, &memory);
+            let mut feeder = PageFeeder::new(self.sender, self.ram, &memory).with_gpu();
             while let Some(piece) = standing.pieces().take() {
                 let (pages, _) = standing.of(piece, self.tracker, |_| true)?;
                 pages.iter().try_for_each(|page| feeder.put(*page))?;
@@ -77,7 +80,8 @@ impl<'p> Precopy<'p> {
     /// Where they cannot be sent, or do not arrive.
     pub fn send(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
         let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: false };
-        self.send_set(pages, &memory)?;
+        // To open it is worth a set that is long.
+        self.send_set(pages, &memory, pages.count() >= LEAST_FOR_A_GPU)?;
         (self.arrived)(self.epoch)
     }
 
@@ -87,14 +91,23 @@ impl<'p> Precopy<'p> {
     /// # Errors
     /// Where they cannot be sent.
     pub fn send_last(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
-        self.send_set(pages, &Paused(self.ram))
+        // What a GPU or its driver is busy with would keep the guest waiting.
+        self.send_set(pages, &Paused(self.ram), false)
     }
 
-    fn send_set(&mut self, pages: &PageSet, memory: &dyn SentMemory) -> Result<(), MigrateError> {
+    fn send_set(
+        &mut self,
+        pages: &PageSet,
+        memory: &dyn SentMemory,
+        is_gpu_welcome: bool,
+    ) -> Result<(), MigrateError> {
         let pages: Vec<PageNumber> = pages.iter().collect();
         let pieces = Pieces::new(PageRange::new(0, pages.len() as u64), PIECE);
         let work = || -> Result<(), MigrateError> {
             let mut feeder = PageFeeder::new(self.sender, self.ram, memory);
+            if is_gpu_welcome {
+                feeder = feeder.with_gpu();
+            }
             while let Some(piece) = pieces.take() {
                 let pages = &pages[piece.start.index()..piece.end.index()];
                 pages.iter().try_for_each(|page| feeder.put(*page))?;

@@ -21,7 +21,7 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{GpuUsed, MigrateError, PageSender, Precopy};
+use dewar_migrate::{GpuHelp, GpuUsed, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{Stopped, ToDestination};
@@ -87,16 +87,16 @@ pub fn migrate(
     let began = Instant::now();
     let AttachedGuest { mut guest, folder, lock } = attached;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
+    let gpu = GpuHelp::new(options.gpu).map_err(|error| untouched(error.into()))?;
     let accepted = Accepted::reach(&mut guest, &folder, options, false, reporter);
     let Accepted { process: _process, control, links, disks, tunnel, checked } =
         accepted.map_err(untouched)?;
     let (session, reached) = (control.session(), began.elapsed());
-    let sender = PageSender::start(links, options.compression, LEVEL).with_gpu(options.gpu);
-    let mut sender = sender.map_err(|error| untouched(error.into()))?;
     let guardian = Guardian::start(root, folder.name(), None, Some(guest.qmp()), &lock)?;
     let pauses = guardian.pauses()?;
     Migrations::new(root).make().map_err(|error| untouched(error.into()))?;
     reporter.stage("guarded");
+    let mut sender = PageSender::start(links, options.compression, LEVEL).with_gpu(gpu);
     if control.can(Features::REFERENCES) {
         sender = sender.with_references(guest.ram().pages());
     }
