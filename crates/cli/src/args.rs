@@ -5,6 +5,7 @@ mod checkpoint;
 mod migrate;
 mod qos;
 mod store;
+mod warm;
 
 use clap::{Args, Parser, Subcommand};
 use dewar_units::parse_duration;
@@ -17,6 +18,7 @@ pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
 pub use store::StoreArgs;
+pub use warm::{CoolReportArgs, WarmArgs};
 
 /// Keeps running machines warm: live checkpoint and restore of stock QEMU VMs.
 #[derive(Debug, Parser)]
@@ -134,6 +136,14 @@ pub enum Verb {
     /// What was done when, with the pause marked; pages written in each epoch; pages by kind; sizes
     /// beside the guest's earlier checkpoints. The page needs nothing from elsewhere.
     Report(ReportArgs),
+    /// Read the pages of a guest's files that it uses into the page cache.
+    ///
+    /// Which those are is learnt first (--learn): the kernel tells which pages the guest reads, and those that
+    /// it read more than once count. They are read the most used first, by reads that give way to others',
+    /// and not where the host is short of memory. The guest runs all the while.
+    Warm(WarmArgs),
+    /// Tell how much of a guest's files is in the page cache, and what of that it uses.
+    CoolReport(CoolReportArgs),
     /// Tell what this host can do and what is missing.
     Doctor(DoctorArgs),
     /// Print a completion script for a shell.

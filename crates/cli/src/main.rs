@@ -72,6 +72,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Gc(args) => verbs::gc::run(&context, args),
         Verb::Diff(args) => verbs::diff::run(&context, args),
         Verb::Report(args) => verbs::report::run(&context, args),
+        Verb::Warm(args) => verbs::warm::run(&context, &args),
+        Verb::CoolReport(args) => verbs::cool_report::run(&context, &args),
         Verb::Doctor(args) => verbs::doctor::run(&context, args),
         Verb::Completions(args) => verbs::manual::completions(args),
         Verb::Man(args) => verbs::manual::man(args),

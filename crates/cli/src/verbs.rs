@@ -2,6 +2,7 @@
 
 pub mod adopt;
 pub mod checkpoint;
+pub mod cool_report;
 pub mod delete;
 pub mod diff;
 pub mod doctor;
@@ -22,3 +23,4 @@ pub mod stop;
 pub mod thaw;
 pub mod upgrade;
 pub mod verify;
+pub mod warm;

@@ -111,6 +111,14 @@ impl Container {
         running(&self.runtime.state(&self.id)?)
     }
 
+    /// Its processes, by their numbers here.
+    ///
+    /// # Errors
+    /// Where it does not run.
+    pub fn pids(&self) -> Result<Vec<i32>, OciError> {
+        Ok(Processes::of(self.process()?.pid)?.pids().collect())
+    }
+
     /// Bytes of memory that its processes have for themselves: what a dump of it takes, about.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ mod locked_guest;
 pub mod migrate;
 pub mod migration;
 pub mod own_session;
+pub mod page_cache;
 pub mod page_server;
 pub mod power;
 pub mod process;

@@ -101,6 +101,17 @@ impl Bundle {
         Ok(self)
     }
 
+    /// Puts a file into its root file system.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn with_file(self, path: &str, bytes: &[u8]) -> Result<Self> {
+        let path = self.folder.join("rootfs").join(path);
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        fs::write(path, bytes)?;
+        Ok(self)
+    }
+
     /// The same root file system under an overlay, with the two pipes on a volume.
     ///
     /// # Errors

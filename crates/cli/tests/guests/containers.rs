@@ -602,3 +602,68 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     c.dewar(&["rm", "c"]).done();
     assert!(c.container.runtime_state().is_some(), "it is only forgotten");
 }
+
+/// Takes a file out of the page cache.
+fn forget(path: &std::path::Path) {
+    let file = std::fs::File::open(path).expect("open");
+    file.sync_all().expect("sync");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+}
+
+/// Which pages a container uses is learnt while it runs; they are cached again before it asks for them, and where it is brought
+/// back.
+#[test]
+fn a_container_finds_the_pages_that_it_uses_in_the_page_cache() {
+    const MIB: u64 = 1 << 20;
+    let reader = "cat /data/scanned >/dev/null\nwhile [ -e /run/go ]; do cat /data/used >/dev/null; sleep 0.1; done\n";
+    let name = "a_container_finds_the_pages_that_it_uses_in_the_page_cache";
+    let with_files = |it: Bundle| {
+        let it = it.with_file("data/used", &vec![1; MIB as usize]).expect("file");
+        let it = it.with_file("data/scanned", &vec![2; 8 * MIB as usize]).expect("file");
+        let it = it.with_file("bin/reader", reader.as_bytes()).expect("file");
+        it.overlaid().expect("overlay")
+    };
+    let Some(mut c) = adopted(name, with_files) else { return };
+    let bundle = c.lab.path().join("bundle");
+    let data = |file: &str| bundle.join("lower/data").join(file);
+    c.ask("check 500 2 none hard");
+    c.dewar(&["warm", "c"]).failed(3, &["it is not known which pages"]);
+    std::fs::write(bundle.join("volume/go"), "").expect("go");
+    c.ask("spawn sh /bin/reader");
+    let learnt =
+        c.dewar(&["warm", "c", "--learn=3s", "--save", &format!("{}/hot", bundle.display())]);
+    if learnt.code == 4 {
+        println!("SKIPPED containers::{name}: {}", learnt.stderr.trim());
+        return;
+    }
+    let learnt = learnt.done().json();
+    assert!(learnt["hot_bytes"].as_u64() >= Some(MIB), "{learnt}");
+    let told = |c: &Adopted| {
+        let told = c.dewar(&["cool-report", "c"]).done().json();
+        let files = told["files"].as_array().expect("files").clone();
+        assert!(!files.iter().any(|it| it["path"] == "/data/scanned"), "{told}");
+        let used = files.iter().find(|it| it["path"] == "/data/used").expect("used").clone();
+        assert_eq!(used["hot_bytes"], MIB, "{told}");
+        used["missing_bytes"].as_u64().expect("number")
+    };
+    assert_eq!(told(&c), 0);
+    std::fs::remove_file(bundle.join("volume/go")).expect("go");
+    std::thread::sleep(Duration::from_millis(500));
+    forget(&data("used"));
+    assert_eq!(told(&c), MIB);
+    let warmed = c.dewar(&["warm", "c"]).done().json();
+    assert!(warmed["read_bytes"].as_u64() >= Some(MIB), "{warmed}");
+    assert_eq!(told(&c), 0);
+    // What was written into a file says the same.
+    forget(&data("used"));
+    let limited = ["warm", "c", "--from", &format!("{}/hot", bundle.display()), "--limit", "512K"];
+    let warmed = c.dewar(&limited).done().json();
+    assert_eq!(warmed["stopped"], "the limit was reached", "{warmed}");
+    // It is in the checkpoint, too.
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["stop", "c", "--now"]).done();
+    forget(&data("used"));
+    c.dewar(&["restore", "c"]).done();
+    c.is_well();
+    assert_eq!(told(&c), 0);
+}

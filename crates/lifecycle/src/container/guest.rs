@@ -4,6 +4,7 @@ use crate::container_process::{
     DUMP, images_folder, make_folder, remove_folder, resume_if_frozen, strays,
 };
 use crate::failure::{Code, Failure};
+use crate::page_cache::HOT_PAGES;
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_guest_oci::{
     Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy, Strays, free_port,
@@ -12,7 +13,7 @@ use dewar_kernel::{available_memory, free};
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -142,6 +143,8 @@ impl ProcessGuest for ContainerGuest<'_> {
         let mut read = || -> Result<SavedProcesses, OciError> {
             dump.assemble()?;
             let folder = dump.images();
+            // Where it is not known what it uses, nothing is read before it is needed.
+            let _ = fs::copy(self.folder.file(HOT_PAGES), folder.join(HOT_PAGES));
             Ok(SavedProcesses {
                 memory: memory(&folder, dump)?,
                 stopped_pages,

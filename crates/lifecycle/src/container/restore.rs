@@ -5,17 +5,20 @@ use crate::container_process::{images_folder, make_folder, remove_folder, strays
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::{LockedGuest, NextGuest, require_ended};
+use crate::page_cache::{self, HOT_PAGES, Warmed, files_of_container, warm};
 use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
 use dewar_kernel::free;
+use dewar_pagecache::Manifest;
 use dewar_registry::{GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 
 /// How a container shall be brought back.
 #[derive(Debug, Clone)]
@@ -85,8 +88,9 @@ pub fn restore(
     };
     folder.set_record(&record)?;
     let images = images_folder(&folder);
+    let mut warming = None;
     let restored = RestoredRoot::mount(store, &image, &description, &folder).and_then(|root| {
-        let process = load(&folder, &image, &container, &state, &images, reporter);
+        let process = load(&folder, &image, &container, &state, &images, reporter, &mut warming);
         match &process {
             Ok(_) => root.keep(),
             Err(_) => root.give_up(),
@@ -98,6 +102,12 @@ pub fn restore(
         Ok(process) => {
             let record = GuestRecord { phase: Phase::Running, process, ..record };
             folder.set_record(&record)?;
+            if let Some(Warming { manifest, thread }) = warming {
+                folder.write(HOT_PAGES, &manifest)?;
+                reporter.stage("reading what it uses");
+                // It runs, whatever becomes of that.
+                let _ = thread.join();
+            }
             Ok(record)
         }
         Err(failure) => {
@@ -186,6 +196,7 @@ fn load(
     state: &[u8],
     images: &Path,
     reporter: &dyn Reporter,
+    warming: &mut Option<Warming>,
 ) -> Result<ProcessId, Failure> {
     let failed = |what: &'static str| {
         move |error: io::Error| Failure::new(Code::Failed, format!("{what}: {error}"))
@@ -194,6 +205,7 @@ fn load(
     let inside = images.join("images");
     fs::create_dir(&inside).map_err(failed("making a folder in memory"))?;
     unpack(&inside, state).map_err(failed("unpacking the state of the processes"))?;
+    *warming = Warming::start(container, &inside.join(HOT_PAGES), reporter);
     reporter.stage("reading memory");
     let mut files = Vec::new();
     for region in &image.record().memory.regions {
@@ -206,6 +218,28 @@ fn load(
     let options =
         RestoreOptions { folder: images.to_owned(), strays: strays(folder), connections: false };
     Ok(dewar_guest_oci::restore(container, &options)?)
+}
+
+/// The pages of files that it uses are being read, beside its memory and when it runs.
+struct Warming {
+    manifest: Manifest,
+    thread: JoinHandle<Warmed>,
+}
+
+impl Warming {
+    fn start(container: &Container, path: &Path, reporter: &dyn Reporter) -> Option<Self> {
+        let begun = || -> Result<Option<Self>, Failure> {
+            let Some(manifest) = page_cache::read(path)? else { return Ok(None) };
+            let trees = files_of_container(container, &container.config()?)?;
+            let read = manifest.clone();
+            let thread = std::thread::spawn(move || warm(&trees, &read, u64::MAX, &|_| {}));
+            Ok(Some(Self { manifest, thread }))
+        };
+        begun().unwrap_or_else(|failure| {
+            reporter.warn(&format!("what it uses is not read before: {}", failure.whole()));
+            None
+        })
+    }
 }
 
 /// A file of pages, all of them zeros. The name is a stranger's.
