@@ -97,7 +97,10 @@ pub fn learn(
     if !record.process.is_alive() {
         return Err(Failure::new(Code::Failed, format!("'{name}' ended while it was watched")));
     }
-    folder.write(HOT_PAGES, &manifest)?;
+    // One that did nothing meanwhile uses what it used before.
+    if !manifest.files.is_empty() {
+        folder.write(HOT_PAGES, &manifest)?;
+    }
     Ok((manifest, trees))
 }
 

@@ -1,16 +1,13 @@
 //! Reads of files, counted by page.
 
 use crate::manifest::{FileIdentity, HotFile, HotRange};
-use crate::tree::Found;
+use crate::tree::{FileKey, Found};
 use std::collections::{BTreeMap, HashMap};
 
 /// A page that was read so often is hot: one that was read once may be part of a scan.
 const HOT: u32 = 2;
 /// Pages between two hot ranges that are taken along: they cost less than another read does.
 const GAP: u64 = 4;
-
-/// A file, by its file system's device (as stat(2) has it) and number.
-pub(crate) type FileKey = (u64, u64);
 
 /// How often each page was read.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
 //! Where a guest's files are.
 
 use crate::PageCacheError;
-use crate::reads::FileKey;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -16,6 +15,9 @@ pub struct FileTree {
     /// Where the guest has it.
     pub inside: PathBuf,
 }
+
+/// A file, by its file system's device (as stat(2) has it) and number.
+pub(crate) type FileKey = (u64, u64);
 
 /// A file that was looked for.
 pub(crate) struct Found {

@@ -8,9 +8,9 @@
 
 use crate::PageCacheError;
 use crate::manifest::Manifest;
-use crate::reads::{FileKey, Read as ReadOfFile, Reads};
+use crate::reads::{Read as ReadOfFile, Reads};
 use crate::tracefs::Tracing;
-use crate::tree::FileTree;
+use crate::tree::{FileKey, FileTree};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -23,6 +23,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     // Programs in guests use it too: nothing but the standard library.
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),
+    ("pagecache", &["units", "kernel"]),
     (
         "lifecycle",
         &[
@@ -40,6 +41,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
             "migrate",
             "capture",
             "qos",
+            "pagecache",
         ],
     ),
     (
