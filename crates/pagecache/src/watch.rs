@@ -3,7 +3,7 @@
 //!
 //! The kernel tells of every read of a page that goes through read(2) and its kin, whether it was cached or not, and
 //! of every page fault in a mapped file. Of a page that is mapped already nobody tells. Where this process is in the
-//! machine's own PID namespace only the guest's threads, and those that they make, are listened to; in another, whoever reads
+//! machine's own PID namespace only the guest's threads, and those that they make, are listened to; in another, all that read
 //! the same files.
 
 use crate::PageCacheError;
