@@ -63,7 +63,17 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ),
     (
         "testkit",
-        &["units", "kernel", "codec", "codec-gpu", "image", "registry", "guest-qemu", "beat"],
+        &[
+            "units",
+            "kernel",
+            "codec",
+            "codec-gpu",
+            "image",
+            "pagecache",
+            "registry",
+            "guest-qemu",
+            "beat",
+        ],
     ),
 ];
 const MAY_BE_UNSAFE: [&str; 3] = ["kernel", "memory", "codec-gpu"];
