@@ -3,6 +3,7 @@
 use crate::container_process;
 use crate::failure::{Code, Failure};
 use crate::migration::is_elsewhere;
+use crate::page_cache::HOT_PAGES;
 use crate::page_server::{ServerState, server_alive, what_brings_the_rest};
 use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;
@@ -237,6 +238,8 @@ pub fn clear_predecessor(
         None => Vec::new(),
         Some(record) => {
             container_process::unmount_files(folder)?;
+            // Another guest uses other pages.
+            folder.remove(HOT_PAGES)?;
             folder.remove_ram(&record)?
         }
     };

@@ -5,15 +5,22 @@ use crate::host::Host;
 use crate::process::connect;
 use dewar_guest_oci::{Container, Overlay};
 use dewar_guest_qemu::discover;
-use dewar_kernel::threads_of;
-use dewar_pagecache::{FileTree, MOST_MANIFEST_BYTES, Manifest, PageCacheError, ReadWatch};
+use dewar_kernel::{end_signals, threads_of};
+use dewar_pagecache::{
+    FileTree, MOST_MANIFEST_BYTES, Manifest, PageCacheError, ReadWatch, cached, cached_hot,
+};
 use dewar_registry::{GuestFolder, GuestRecord};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use serde_json::Value;
-use std::fs;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use dewar_pagecache::{FileCached, HotFile, Warmed, cached, warm};
+pub use dewar_pagecache::{FileCached, HotFile, Warmed, warm};
 
 /// What is known of a guest's hot pages, in its folder and in the checkpoints of a container.
 pub(crate) const HOT_PAGES: &str = "hot-pages.json";
@@ -91,14 +98,26 @@ pub fn learn(
 ) -> Result<(Manifest, Vec<FileTree>), Failure> {
     let (folder, record) = running(host, name)?;
     let trees = files_of(&record)?;
+    // Who ends it early learns what was seen until then, and nothing is left in the kernel.
+    let asked = PollFd::from_borrowed_fd;
+    let end = end_signals().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+    let is_asked_to_end = || {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [asked(end.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    };
     let mut watch = ReadWatch::start(&trees, &threads(&record)?)?;
-    watch.run(window, || !record.process.is_alive())?;
+    watch.run(window, || !record.process.is_alive() || is_asked_to_end())?;
     let manifest = watch.finish()?.manifest(&trees);
     if !record.process.is_alive() {
         return Err(Failure::new(Code::Failed, format!("'{name}' ended while it was watched")));
     }
     // One that did nothing meanwhile uses what it used before.
     if !manifest.files.is_empty() {
+        let held = host.lock_to_end(name)?;
+        if !held.record.process.is_same(&record.process) {
+            let what = format!("'{name}' is another guest now than the one that was watched");
+            return Err(Failure::new(Code::Failed, what));
+        }
         folder.write(HOT_PAGES, &manifest)?;
     }
     Ok((manifest, trees))
@@ -149,15 +168,22 @@ pub fn known(
     Ok((manifest, trees))
 }
 
-/// What is cached of a guest's files, and what is known to be hot.
+/// What is cached of a guest's files, and what is known to be hot; of `all` files, or where it is known of those that it uses.
 ///
 /// # Errors
 /// Where the guest cannot be asked.
-pub fn report(host: &Host, name: &str) -> Result<(Option<Manifest>, Vec<FileCached>), Failure> {
+pub fn report(
+    host: &Host,
+    name: &str,
+    all: bool,
+) -> Result<(Option<Manifest>, Vec<FileCached>), Failure> {
     let (folder, record) = running(host, name)?;
     let trees = files_of(&record)?;
     let manifest = read(&folder.file(HOT_PAGES))?;
-    let files = cached(&trees, manifest.as_ref());
+    let files = match &manifest {
+        Some(manifest) if !all => cached_hot(&trees, manifest),
+        manifest => cached(&trees, manifest.as_ref()),
+    };
     Ok((manifest, files))
 }
 
@@ -166,15 +192,16 @@ pub(crate) fn read(path: &Path) -> Result<Option<Manifest>, Failure> {
     let failed = |error: std::io::Error| {
         Failure::new(Code::Failed, format!("reading {}: {error}", path.display()))
     };
-    match fs::metadata(path) {
+    // It may be a stranger's: no link, no device, nothing without an end.
+    let how = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(how).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-        Ok(found) if found.len() > MOST_MANIFEST_BYTES as u64 => {
-            let what = format!("{} is too long for a manifest of hot pages", path.display());
-            return Err(Failure::new(Code::Failed, what));
-        }
-        Ok(_) => {}
+        opened => opened.map_err(failed)?,
+    };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("it is no regular file")));
     }
-    let bytes = fs::read(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MOST_MANIFEST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
     Ok(Some(Manifest::parse(&bytes)?))
 }

@@ -18,5 +18,5 @@ pub use error::PageCacheError;
 pub use manifest::{FileIdentity, HotFile, HotRange, MOST_MANIFEST_BYTES, Manifest};
 pub use reads::Reads;
 pub use tree::FileTree;
-pub use warm::{FileCached, Warmed, cached, warm};
+pub use warm::{FileCached, Warmed, cached, cached_hot, warm};
 pub use watch::{ReadWatch, Watched};

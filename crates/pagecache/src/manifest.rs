@@ -11,6 +11,7 @@
 use crate::PageCacheError;
 use dewar_units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -18,6 +19,9 @@ use std::path::{Component, Path, PathBuf};
 const VERSION: u32 = 1;
 /// A longer one is not read.
 pub const MOST_MANIFEST_BYTES: usize = 16 << 20;
+/// So many ranges and files of long names fit into that.
+const MOST_RANGES: usize = 200_000;
+const MOST_FILES: usize = 20_000;
 
 /// What is hot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +94,7 @@ impl HotFile {
     /// How many pages are hot.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.hot.iter().map(|range| range.end - range.start).sum()
+        self.hot.iter().map(|range| range.end - range.start).fold(0, u64::saturating_add)
     }
 
     /// Whether it is one that a file can have: the path leads nowhere else, the pages are in order and within it.
@@ -110,9 +114,17 @@ impl HotFile {
 }
 
 impl Manifest {
-    /// One of these files, looked at for so long.
+    /// One of these files, looked at for so long. Where it would be too long, what is used least is left out.
     #[must_use]
-    pub fn new(window_ms: u64, lost: u64, files: Vec<HotFile>) -> Self {
+    pub fn new(window_ms: u64, lost: u64, mut files: Vec<HotFile>) -> Self {
+        let mut least = 2_u32;
+        while files.len() > MOST_FILES
+            || files.iter().map(|file| file.hot.len()).sum::<usize>() > MOST_RANGES
+        {
+            files.iter_mut().for_each(|file| file.hot.retain(|range| range.uses > least));
+            files.retain(|file| !file.hot.is_empty());
+            least = least.saturating_mul(2);
+        }
         Self { version: VERSION, window_ms, lost, files }
     }
 
@@ -130,7 +142,8 @@ impl Manifest {
         if read.version != VERSION {
             return Err(wrong(&format!("its version is {}, not {VERSION}", read.version)));
         }
-        match read.files.iter().find(|file| !file.is_sound()) {
+        let mut seen = HashSet::new();
+        match read.files.iter().find(|file| !file.is_sound() || !seen.insert(&*file.path)) {
             Some(file) => Err(wrong(&format!("what it says of {:?} cannot be", file.path))),
             None => Ok(read),
         }
@@ -139,7 +152,7 @@ impl Manifest {
     /// How many pages are hot.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.files.iter().map(HotFile::pages).sum()
+        self.files.iter().map(HotFile::pages).fold(0, u64::saturating_add)
     }
 
     /// What it says of a file.
@@ -177,10 +190,12 @@ mod tests {
             file("/a", 8192, &[(1, 1, 2)]),
             file("/a", 8192, &[(1, 2, 2), (0, 1, 2)]),
         ];
-        for wrong in wrong {
-            let bytes = serde_json::to_vec(&Manifest::new(1, 0, vec![wrong])).expect("JSON");
+        let refused = |files: Vec<HotFile>| {
+            let bytes = serde_json::to_vec(&Manifest::new(1, 0, files)).expect("JSON");
             assert!(Manifest::parse(&bytes).is_err());
-        }
+        };
+        wrong.into_iter().for_each(|wrong| refused(vec![wrong]));
+        refused(vec![file("/a", 8192, &[]), file("/a", 8192, &[])]);
         let next = br#"{"version": 2, "window_ms": 1, "lost": 0, "files": []}"#;
         assert!(Manifest::parse(next).is_err());
     }

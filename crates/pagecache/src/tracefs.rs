@@ -1,6 +1,6 @@
 //! An instance of the kernel's tracing of its own (Documentation/trace/ftrace.rst, "Instances"): what others trace is not
-//! disturbed. It is in a mount that only this process sees, and goes with it: one that a killed process left is removed
-//! by the next.
+//! disturbed. It is reached by a mount that only this process sees. One that a killed process left goes on until the next
+//! removes it.
 
 use crate::PageCacheError;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -9,10 +9,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What instances of ours are called: this, the process, and a number.
 const NAME: &str = "dewar-";
+
+/// Instances of one process at most.
+const MOST: u32 = 64;
 
 /// An instance of our own.
 pub(crate) struct Tracing {
@@ -24,12 +26,18 @@ impl Tracing {
     pub(crate) fn new() -> Result<Self, PageCacheError> {
         let mount =
             mount().map_err(|cause| PageCacheError::Tracing { operation: "reach", cause })?;
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let tracing = Self { mount, name: format!("{NAME}{}-{number}", std::process::id()) };
+        let mut tracing = Self { mount, name: String::new() };
         tracing.remove_those_left();
-        fs::create_dir(tracing.instance()).map_err(PageCacheError::tracing("begin"))?;
-        Ok(tracing)
+        for number in 0..MOST {
+            tracing.name = format!("{NAME}{}-{number}", std::process::id());
+            match fs::create_dir(tracing.instance()) {
+                // Another of this process, or of one with the same number in another PID namespace.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.map(|()| tracing).map_err(PageCacheError::tracing("begin")),
+            }
+        }
+        let cause = io::Error::other("too many look at it already");
+        Err(PageCacheError::Tracing { operation: "begin", cause })
     }
 
     fn instances(&self) -> PathBuf {
@@ -68,6 +76,9 @@ impl Tracing {
 
 impl Drop for Tracing {
     fn drop(&mut self) {
+        if self.name.is_empty() {
+            return;
+        }
         let _ = self.set("tracing_on", "0");
         let _ = fs::remove_dir(self.instance());
     }

@@ -1,15 +1,15 @@
 //! Reading what is hot into the page cache, and looking how much of it is there.
 
 use crate::manifest::{FileIdentity, HotFile, HotRange, Manifest};
-use crate::tree::FileTree;
+use crate::tree::{FileTree, Found};
 use dewar_kernel::{cached_pages, read_when_idle};
 use dewar_units::PAGE_BYTES;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Reads under way at once.
 const THREADS: usize = 4;
@@ -47,12 +47,15 @@ pub struct FileCached {
     pub missing: u64,
 }
 
-/// The file as it is now, if it is still the one that was looked at.
-fn open(trees: &[FileTree], hot: &HotFile) -> Option<File> {
-    // The last that the guest mounted over a place is what it sees there.
-    let file = trees.iter().rev().find_map(|tree| tree.open(&hot.path)?.ok())?;
-    let metadata = file.metadata().ok()?;
-    (metadata.is_file() && FileIdentity::of(&metadata) == hot.identity).then_some(file)
+/// A file that the guest has at a path, by the last that was mounted over it.
+fn open(trees: &[FileTree], path: &Path) -> Option<(File, FileIdentity)> {
+    let (file, metadata) = trees.iter().rev().find_map(|tree| tree.open(path)?.ok())?;
+    Some((file, FileIdentity::of(&metadata)))
+}
+
+/// The same, if it is still the one that was looked at.
+fn open_hot(trees: &[FileTree], hot: &HotFile) -> Option<File> {
+    open(trees, &hot.path).filter(|(_, identity)| *identity == hot.identity).map(|(file, _)| file)
 }
 
 fn cached_of(file: &File, range: &HotRange) -> Result<u64, dewar_kernel::KernelError> {
@@ -60,65 +63,60 @@ fn cached_of(file: &File, range: &HotRange) -> Result<u64, dewar_kernel::KernelE
     cached_pages(file, range.start * page, (range.end - range.start) * page)
 }
 
-/// Reads what is hot and not cached, the most used first, at most so many bytes; `progress` is told the pages that were
-/// looked at.
+/// Reads what is hot and not cached, the most used first, at most so many bytes and until `stop` is set; `progress` is told the
+/// pages that were looked at.
 pub fn warm(
     trees: &[FileTree],
     manifest: &Manifest,
     most_bytes: u64,
+    stop: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Warmed {
-    let files: Vec<Option<File>> = manifest.files.iter().map(|it| open(trees, it)).collect();
-    let mut ranges: Vec<(usize, HotRange)> = Vec::new();
-    let mut skipped: Vec<PathBuf> = Vec::new();
-    for (index, file) in files.iter().enumerate() {
-        match file {
-            Some(_) => ranges.extend(manifest.files[index].hot.iter().map(|it| (index, *it))),
-            None => skipped.push(manifest.files[index].path.clone()),
-        }
-    }
+    let ranges = |(index, file): (usize, &HotFile)| -> Vec<(usize, HotRange)> {
+        file.hot.iter().map(|range| (index, *range)).collect()
+    };
+    let mut ranges: Vec<_> = manifest.files.iter().enumerate().flat_map(ranges).collect();
     ranges.sort_by_key(|(index, range)| (std::cmp::Reverse(range.uses), *index, range.start));
     let work = Work {
-        files: &files,
-        ranges: &ranges,
+        trees,
+        manifest,
+        ranges,
+        stop,
         next: AtomicUsize::new(0),
         left: AtomicU64::new(most_bytes / PAGE_BYTES as u64),
         read: AtomicU64::new(0),
         cached: AtomicU64::new(0),
-        failed: Mutex::default(),
-        is_full: AtomicBool::new(false),
-        is_short: AtomicBool::new(false),
+        skipped: Mutex::default(),
+        why: OnceLock::new(),
     };
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| work.run(progress));
         }
     });
-    let failed = work.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    skipped.extend(failed.into_iter().map(|index| manifest.files[index].path.clone()));
+    let skipped = work.skipped.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut skipped: Vec<PathBuf> =
+        skipped.into_iter().map(|index| manifest.files[index].path.clone()).collect();
     skipped.sort();
-    skipped.dedup();
-    let stopped = match (work.is_short.into_inner(), work.is_full.into_inner()) {
-        (true, _) => Some("memory is short"),
-        (false, true) => Some("the limit was reached"),
-        (false, false) => None,
-    };
     let (read, cached) = (work.read.into_inner(), work.cached.into_inner());
-    Warmed { read, cached, skipped, stopped }
+    Warmed { read, cached, skipped, stopped: work.why.into_inner() }
 }
 
 /// What threads share.
 struct Work<'w> {
-    files: &'w [Option<File>],
-    ranges: &'w [(usize, HotRange)],
+    trees: &'w [FileTree],
+    manifest: &'w Manifest,
+    ranges: Vec<(usize, HotRange)>,
+    stop: &'w AtomicBool,
     next: AtomicUsize,
     /// Pages that may be read.
     left: AtomicU64,
     read: AtomicU64,
     cached: AtomicU64,
-    failed: Mutex<Vec<usize>>,
-    is_full: AtomicBool,
-    is_short: AtomicBool,
+    /// Files that are others now, or cannot be read.
+    skipped: Mutex<HashSet<usize>>,
+    /// Why it ends early.
+    why: OnceLock<&'static str>,
 }
 
 impl Work<'_> {
@@ -126,18 +124,19 @@ impl Work<'_> {
         // Without it the reads compete with others', which is as right.
         let _ = read_when_idle();
         let mut buffer = vec![0; PIECE as usize];
+        // Ranges of one file often follow each other.
+        let mut opened: Option<(usize, Option<File>)> = None;
         while let Some((index, range)) = self.ranges.get(self.next.fetch_add(1, Ordering::Relaxed))
         {
-            if self.is_full.load(Ordering::Relaxed) || self.is_short.load(Ordering::Relaxed) {
-                return;
+            if opened.as_ref().is_none_or(|(of, _)| of != index) {
+                opened = Some((*index, open_hot(self.trees, &self.manifest.files[*index])));
             }
-            if is_memory_short() {
-                self.is_short.store(true, Ordering::Relaxed);
-                return;
+            let file = opened.as_ref().and_then(|(_, file)| file.as_ref());
+            if file.and_then(|file| self.read_range(file, range, &mut buffer)).is_none() {
+                self.skipped.lock().unwrap_or_else(PoisonError::into_inner).insert(*index);
             }
-            let Some(file) = &self.files[*index] else { continue };
-            if self.read_range(file, range, &mut buffer).is_none() {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(*index);
+            if self.why.get().is_some() {
+                return;
             }
             progress(range.end - range.start);
         }
@@ -146,34 +145,62 @@ impl Work<'_> {
     /// Reads what of a range is not cached; `None` where that fails.
     fn read_range(&self, file: &File, range: &HotRange, buffer: &mut [u8]) -> Option<()> {
         let step = PIECE / PAGE_BYTES as u64;
-        for start in (range.start..range.end).step_by(step as usize) {
-            let piece = HotRange { start, end: (start + step).min(range.end), ..*range };
-            let pages = piece.end - piece.start;
-            let cached = cached_of(file, &piece).unwrap_or(0).min(pages);
-            self.cached.fetch_add(cached, Ordering::Relaxed);
-            if cached == pages {
-                continue;
-            }
-            let take = |left: u64| left.checked_sub(pages);
-            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
-                self.is_full.store(true, Ordering::Relaxed);
+        let mut start = range.start;
+        while start < range.end {
+            self.look_whether_to_end();
+            if self.why.get().is_some() {
                 return Some(());
             }
-            let bytes = &mut buffer[..(pages * PAGE_BYTES as u64) as usize];
-            let mut done = 0;
-            while done < bytes.len() {
-                let at = piece.start * PAGE_BYTES as u64 + done as u64;
-                match file.read_at(&mut bytes[done..], at) {
-                    Ok(0) => break,
-                    Ok(read) => done += read,
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(_) => return None,
+            let end = (start + step).min(range.end);
+            let piece = HotRange { start, end, ..*range };
+            let cached = cached_of(file, &piece).unwrap_or(0).min(end - start);
+            self.cached.fetch_add(cached, Ordering::Relaxed);
+            let missing = end - start - cached;
+            if missing > 0 {
+                let taken = self.take(missing);
+                // Where the rest is too much, as many pages as there may be.
+                let last = if taken < missing { (start + taken).min(end) } else { end };
+                read(file, start, last, buffer)?;
+                self.read.fetch_add(taken, Ordering::Relaxed);
+                if taken < missing {
+                    let _ = self.why.set("the limit was reached");
+                    return Some(());
                 }
             }
-            self.read.fetch_add(pages - cached, Ordering::Relaxed);
+            start = end;
         }
         Some(())
     }
+
+    /// Takes so many of the pages that may be read, or those that are left.
+    fn take(&self, pages: u64) -> u64 {
+        let take = |left: u64| Some(left.saturating_sub(pages));
+        let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        before.unwrap_or(0).min(pages)
+    }
+
+    fn look_whether_to_end(&self) {
+        if self.stop.load(Ordering::Relaxed) {
+            let _ = self.why.set("it was to end");
+        } else if is_memory_short() {
+            let _ = self.why.set("memory is short");
+        }
+    }
+}
+
+/// Reads pages into the page cache.
+fn read(file: &File, start: u64, end: u64, buffer: &mut [u8]) -> Option<()> {
+    let bytes = &mut buffer[..((end - start) * PAGE_BYTES as u64) as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], start * PAGE_BYTES as u64 + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    Some(())
 }
 
 fn is_memory_short() -> bool {
@@ -185,33 +212,50 @@ fn is_memory_short() -> bool {
     pressure().is_some_and(|pressure| pressure > MOST_PRESSURE)
 }
 
-/// How much of each file is cached: of all that are cached in part or hot. What cannot be looked at is left out.
+/// How much of the files of a manifest is cached.
+#[must_use]
+pub fn cached_hot(trees: &[FileTree], manifest: &Manifest) -> Vec<FileCached> {
+    let of = |hot: &HotFile| {
+        let (file, identity) = open(trees, &hot.path)?;
+        file_cached(&file, identity, &hot.path, Some(hot))
+    };
+    sorted(manifest.files.iter().filter_map(of).collect())
+}
+
+/// How much of each file is cached: of all that are cached in part. What cannot be looked at is left out.
 #[must_use]
 pub fn cached(trees: &[FileTree], manifest: Option<&Manifest>) -> Vec<FileCached> {
     let mut found = Vec::new();
     trees.iter().for_each(|tree| tree.find(|_| true, &mut found));
-    let mut seen = std::collections::HashSet::new();
-    found.retain(|file| seen.insert(file.key));
-    let mut all = Vec::new();
-    for file in found {
-        let Some(opened) = trees.iter().rev().find_map(|it| it.open(&file.inside)?.ok()) else {
-            continue;
-        };
-        let bytes = file.metadata.len();
-        let Ok(cached) = cached_pages(&opened, 0, bytes) else { continue };
-        let is_same = |hot: &&HotFile| hot.identity == FileIdentity::of(&file.metadata);
-        let hot = manifest.and_then(|it| it.file(&file.inside)).filter(is_same);
-        let of = |range: &HotRange| cached_of(&opened, range).unwrap_or(0);
-        let there: u64 = hot.map_or(0, |hot| hot.hot.iter().map(of).sum());
-        let hot = hot.map_or(0, HotFile::pages);
-        if cached > 0 || hot > 0 {
-            let pages = bytes.div_ceil(PAGE_BYTES as u64);
-            let missing = hot.saturating_sub(there);
-            all.push(FileCached { path: file.inside, pages, cached, hot, missing });
-        }
-    }
-    all.sort_by(|one, other| {
-        (other.hot, other.cached, &one.path).cmp(&(one.hot, one.cached, &other.path))
-    });
-    all
+    let mut seen = HashSet::new();
+    found.retain(|file| file.metadata.len() > 0 && seen.insert(file.key));
+    let files = manifest.into_iter().flat_map(|manifest| &manifest.files);
+    let hot: HashMap<&Path, &HotFile> = files.map(|file| (&*file.path, file)).collect();
+    let of = |file: &Found| {
+        let (opened, identity) = open(trees, &file.inside)?;
+        file_cached(&opened, identity, &file.inside, hot.get(&*file.inside).copied())
+    };
+    sorted(found.iter().filter_map(of).filter(|file| file.cached > 0 || file.hot > 0).collect())
+}
+
+fn file_cached(
+    file: &File,
+    identity: FileIdentity,
+    path: &Path,
+    hot: Option<&HotFile>,
+) -> Option<FileCached> {
+    let cached = cached_pages(file, 0, identity.bytes).ok()?;
+    let hot = hot.filter(|hot| hot.identity == identity);
+    let of = |range: &HotRange| cached_of(file, range).unwrap_or(0);
+    let there: u64 = hot.map_or(0, |hot| hot.hot.iter().map(of).sum());
+    let hot = hot.map_or(0, HotFile::pages);
+    let (pages, missing) = (identity.bytes.div_ceil(PAGE_BYTES as u64), hot.saturating_sub(there));
+    Some(FileCached { path: path.to_owned(), pages, cached, hot, missing })
+}
+
+/// What is used most comes first.
+fn sorted(mut files: Vec<FileCached>) -> Vec<FileCached> {
+    let order = |it: &FileCached| (std::cmp::Reverse((it.hot, it.cached)), it.path.clone());
+    files.sort_by_cached_key(order);
+    files
 }

@@ -18,19 +18,36 @@ use std::time::{Duration, Instant};
 
 const EVENTS: [&str; 2] = ["mm_filemap_get_pages", "mm_filemap_fault"];
 /// What the kernel may have to tell for each CPU that was not read yet.
-const BUFFER_KIB: &str = "8192";
+const BUFFER_KIB: usize = 8192;
+/// And for all of them.
+const BUFFERS_KIB: usize = 256 << 10;
+/// Reads of the kernel's text until it is looked whether the time is over.
+const READS_AT_ONCE: usize = 64;
+/// How the text must be, whatever others set: an instance begins as the kernel's own tracing is.
+const OPTIONS: [(&str, &str); 7] = [
+    ("record-tgid", "0"),
+    ("context-info", "1"),
+    ("latency-format", "0"),
+    ("raw", "0"),
+    ("hex", "0"),
+    ("bin", "0"),
+    ("fields", "0"),
+];
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The inode of the PID namespace that a machine begins with (include/uapi/linux/nsfs.h).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The kernel's telling of reads, while it lives.
 pub struct ReadWatch {
-    tracing: Tracing,
+    /// Closed before the tracing ends: what is read cannot be removed.
     pipe: File,
+    tracing: Tracing,
     /// A line that has not come whole.
     rest: Vec<u8>,
     reads: Reads,
     lost: u64,
+    /// Lines that were not understood.
+    strange: u64,
     began: Instant,
 }
 
@@ -49,12 +66,23 @@ impl ReadWatch {
     /// Where the kernel cannot tell, or does not let us know.
     pub fn start(trees: &[FileTree], threads: &[i32]) -> Result<Self, PageCacheError> {
         let tracing = Tracing::new()?;
-        tracing.set("buffer_size_kb", BUFFER_KIB)?;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let buffer = (BUFFERS_KIB / cpus).clamp(512, BUFFER_KIB);
+        tracing.set("buffer_size_kb", &buffer.to_string())?;
+        for (option, value) in OPTIONS {
+            // Not every kernel has each.
+            let _ = tracing.set(&format!("options/{option}"), value);
+        }
         let devices: HashSet<u64> = trees
             .iter()
             .filter_map(|tree| fs::metadata(&tree.host).ok())
             .map(|it| kernel_device(std::os::unix::fs::MetadataExt::dev(&it)))
             .collect();
+        if devices.is_empty() || threads.is_empty() {
+            // Without a filter the kernel would tell of everything.
+            let cause = std::io::Error::other("there is no file, or no thread, to watch");
+            return Err(PageCacheError::tracing("set up")(cause));
+        }
         let filter: Vec<String> = devices.iter().map(|it| format!("s_dev == {it}")).collect();
         for event in EVENTS {
             tracing.set(&format!("events/filemap/{event}/filter"), &filter.join(" || "))?;
@@ -69,8 +97,8 @@ impl ReadWatch {
         for event in EVENTS {
             tracing.set(&format!("events/filemap/{event}/enable"), "1")?;
         }
-        let (rest, reads, lost, began) = (Vec::new(), Reads::default(), 0, Instant::now());
-        Ok(Self { tracing, pipe, rest, reads, lost, began })
+        let (rest, reads, began) = (Vec::new(), Reads::default(), Instant::now());
+        Ok(Self { tracing, pipe, rest, reads, lost: 0, strange: 0, began })
     }
 
     /// Watches for so long; `is_over` may end it before.
@@ -97,14 +125,21 @@ impl ReadWatch {
     pub fn finish(mut self) -> Result<Watched, PageCacheError> {
         let window = self.began.elapsed();
         self.tracing.set("tracing_on", "0")?;
-        self.take()?;
+        // What is in the buffers is not more than this.
+        for _ in 0..READS_AT_ONCE {
+            self.take()?;
+        }
+        if self.strange > 0 && self.reads.is_empty() {
+            let cause = std::io::Error::other("it tells in words that are not understood");
+            return Err(PageCacheError::tracing("understand")(cause));
+        }
         Ok(Watched { reads: self.reads, lost: self.lost, window })
     }
 
     /// Takes what the kernel has to tell.
     fn take(&mut self) -> Result<(), PageCacheError> {
         let mut bytes = vec![0; 1 << 16];
-        loop {
+        for _ in 0..READS_AT_ONCE {
             let read = match self.pipe.read(&mut bytes) {
                 Ok(0) => return Ok(()),
                 Ok(read) => read,
@@ -117,12 +152,13 @@ impl ReadWatch {
             let lines: Vec<u8> = self.rest.drain(..whole).collect();
             for line in String::from_utf8_lossy(&lines).lines() {
                 match Line::parse(line) {
-                    Some(Line::Read(read)) => self.reads.add(read),
+                    Some(Line::Read(read)) => self.lost += u64::from(!self.reads.add(read)),
                     Some(Line::Lost(events)) => self.lost += events,
-                    None => {}
+                    None => self.strange += u64::from(!line.trim().is_empty()),
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -160,7 +196,8 @@ impl Line {
     /// ```
     fn parse(line: &str) -> Option<Self> {
         if let Some((_, after)) = line.split_once("[LOST ") {
-            return Some(Self::Lost(after.split(' ').next()?.parse().ok()?));
+            // Where it does not know how many, some.
+            return Some(Self::Lost(after.split(' ').next()?.parse().unwrap_or(1)));
         }
         let (before, event) = line.split_once(": mm_filemap_")?;
         // A program's name may have anything in it.
@@ -202,8 +239,8 @@ mod tests {
         let line = "  sh-7  [000] ..... 12.34: mm_filemap_fault: dev=254:1 ino=2f ofs=4096";
         assert_eq!(Line::parse(line), read(7, 1, 1));
         assert_eq!(Line::parse("CPU:1 [LOST 12 EVENTS]"), Some(Line::Lost(12)));
-        for wrong in ["", "x", "sh-7 [0]: mm_filemap_fault: dev=1 ino=2f ofs=1", "[LOST x EVENTS]"]
-        {
+        assert_eq!(Line::parse("CPU:1 [LOST EVENTS]"), Some(Line::Lost(1)));
+        for wrong in ["", "x", "sh-7 [0]: mm_filemap_fault: dev=1 ino=2f ofs=1"] {
             assert_eq!(Line::parse(wrong), None);
         }
     }

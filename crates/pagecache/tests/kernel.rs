@@ -5,12 +5,16 @@ use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 2048;
 /// Every eighth piece of these many pages is hot.
 const HOT: u64 = 16;
+
+static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// A folder with a file in it, on a disk. (A tmpfs is nothing but cache.)
 fn folder() -> (tempfile::TempDir, PathBuf) {
@@ -94,19 +98,24 @@ fn what_is_hot_is_cached_when_it_was_warmed() {
     let [before] = &cached(&trees, Some(&manifest))[..] else { panic!("one file") };
     assert_eq!((before.hot, before.missing, before.cached), (hot, hot, 0));
     // A limit is kept.
-    let some = warm(&trees, &manifest, 64 * PAGE as u64, &|_| {});
+    let some = warm(&trees, &manifest, 64 * PAGE as u64, &GO_ON, &|_| {});
     assert_eq!((some.read, some.stopped), (64, Some("the limit was reached")));
-    let all = warm(&trees, &manifest, u64::MAX, &|_| {});
+    let all = warm(&trees, &manifest, u64::MAX, &GO_ON, &|_| {});
     assert_eq!((all.read + all.cached, all.stopped), (hot, None));
     assert!(all.cached >= 64, "{all:?}");
     let [after] = &cached(&trees, Some(&manifest))[..] else { panic!("one file") };
     assert_eq!((after.hot, after.missing), (hot, 0));
     // A file that changed is another one.
     fs::write(&path, vec![8; PAGES as usize * PAGE]).expect("write");
-    let other = warm(&trees, &manifest, u64::MAX, &|_| {});
+    let other = warm(&trees, &manifest, u64::MAX, &GO_ON, &|_| {});
     assert_eq!((other.read, other.skipped), (0, vec![PathBuf::from("/srv/data")]));
+    // One that is a device now is not opened at all.
+    fs::rename(&path, folder.path().join("kept")).expect("rename");
+    assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    assert_eq!(warm(&trees, &manifest, u64::MAX, &GO_ON, &|_| {}).skipped.len(), 1);
+    fs::rename(folder.path().join("kept"), &path).expect("rename");
     // So is one that is gone, and one behind a link.
     fs::rename(&path, folder.path().join("moved")).expect("rename");
     std::os::unix::fs::symlink(folder.path().join("moved"), &path).expect("link");
-    assert_eq!(warm(&trees, &manifest, u64::MAX, &|_| {}).skipped.len(), 1);
+    assert_eq!(warm(&trees, &manifest, u64::MAX, &GO_ON, &|_| {}).skipped.len(), 1);
 }

@@ -9,7 +9,7 @@ use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: &CoolReportArgs) -> Result<(), Failure> {
-    let (manifest, files) = report(context, &args.name)?;
+    let (manifest, files) = report(context, &args.name, args.all)?;
     // Where nothing is known of what it uses, all that is cached is told.
     let shows_all = args.all || manifest.is_none();
     let shown: Vec<&FileCached> = files.iter().filter(|it| shows_all || it.hot > 0).collect();

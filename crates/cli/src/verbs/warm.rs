@@ -10,7 +10,7 @@ use dewar_lifecycle::{Code, Failure, Reporter};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::json;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub fn run(context: &Context, args: &WarmArgs) -> Result<(), Failure> {
@@ -50,7 +50,7 @@ fn read(context: &Context, args: &WarmArgs) -> Result<(), Failure> {
     progress.stage("reading what it uses");
     let (done, all) = (AtomicU64::new(0), manifest.pages());
     let most = args.limit.map_or(u64::MAX, |limit| limit.0);
-    let warmed = warm(&trees, &manifest, most, &|pages| {
+    let warmed = warm(&trees, &manifest, most, &AtomicBool::new(false), &|pages| {
         progress.progress(done.fetch_add(pages, Ordering::Relaxed) + pages, all);
     });
     drop(progress);

@@ -667,3 +667,45 @@ fn a_container_finds_the_pages_that_it_uses_in_the_page_cache() {
     c.is_well();
     assert_eq!(told(&c), 0);
 }
+
+/// The kernel's instances of tracing that commands of this process made.
+fn tracing_of(pid: u32) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("folder");
+    let mount = |words: &[&str]| {
+        let status = Command::new("sh").args(["-c", &words.join(" ")]).status().expect("sh");
+        assert!(status.success(), "{words:?}");
+    };
+    let path = folder.path().display().to_string();
+    mount(&["mount -t tracefs none", &path]);
+    let entries = std::fs::read_dir(folder.path().join("instances")).expect("instances");
+    let names = entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned());
+    let found = names.filter(|name| name.starts_with(&format!("dewar-{pid}-"))).collect();
+    mount(&["umount", &path]);
+    found
+}
+
+/// A command that watches is ended by Ctrl-C with what it has learnt; what a killed one leaves in the kernel the next takes away.
+#[test]
+fn a_watch_that_is_ended_early_leaves_no_tracing_behind() {
+    let name = "a_watch_that_is_ended_early_leaves_no_tracing_behind";
+    let Some(c) = adopted(name, |it| it) else { return };
+    if c.dewar(&["warm", "c", "--learn=100ms"]).code == 4 {
+        println!("SKIPPED containers::{name}: this kernel does not tell of reads");
+        return;
+    }
+    let watching = |signal: Signal| {
+        let mut command = c.command(&["warm", "c", "--learn=10m"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dewar");
+        let pid = child.id();
+        wait_until("it watches", Duration::from_secs(20), || !tracing_of(pid).is_empty());
+        kill(pid as i32, signal);
+        (pid, Ran::of(&child.wait_with_output().expect("output")))
+    };
+    let (pid, ended) = watching(Signal::INT);
+    assert_eq!(ended.done().json()["name"], "c");
+    assert_eq!(tracing_of(pid), [] as [String; 0]);
+    let (killed, _) = watching(Signal::KILL);
+    assert!(!tracing_of(killed).is_empty(), "nobody could take it away");
+    c.dewar(&["warm", "c", "--learn=100ms"]).done();
+    assert_eq!(tracing_of(killed), [] as [String; 0]);
+}

@@ -10,7 +10,7 @@ use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
-use dewar_kernel::free;
+use dewar_kernel::{available_memory, free};
 use dewar_pagecache::Manifest;
 use dewar_registry::{GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
@@ -18,6 +18,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 /// How a container shall be brought back.
@@ -64,7 +66,6 @@ pub fn restore(
         held.end()?;
         lock = held.lock;
     }
-    let _lock = lock;
     let before = require_ended(&folder, NextGuest::Another)?;
     if let Some(machine) = before.as_ref().filter(|before| before.container.is_none()) {
         drop(folder.remove_ram(machine)?);
@@ -102,15 +103,24 @@ pub fn restore(
         Ok(process) => {
             let record = GuestRecord { phase: Phase::Running, process, ..record };
             folder.set_record(&record)?;
-            if let Some(Warming { manifest, thread }) = warming {
-                folder.write(HOT_PAGES, &manifest)?;
-                reporter.stage("reading what it uses");
-                // It runs, whatever becomes of that.
-                let _ = thread.join();
+            match warming {
+                Some(warming) => {
+                    // It runs, whatever becomes of that.
+                    if let Err(error) = folder.write(HOT_PAGES, &warming.manifest) {
+                        reporter.warn(&error.to_string());
+                    }
+                    drop(lock);
+                    reporter.stage("reading what it uses");
+                    let _ = warming.thread.join();
+                }
+                None => drop(folder.remove(HOT_PAGES)),
             }
             Ok(record)
         }
         Err(failure) => {
+            if let Some(warming) = warming {
+                warming.stop.store(true, Ordering::Relaxed);
+            }
             match &before {
                 Some(before) => folder.set_record(before)?,
                 None => folder.remove_all()?,
@@ -224,16 +234,24 @@ fn load(
 struct Warming {
     manifest: Manifest,
     thread: JoinHandle<Warmed>,
+    stop: Arc<AtomicBool>,
 }
+
+/// The share of the memory that is free which is filled so.
+const WARM_SHARE: u64 = 2;
 
 impl Warming {
     fn start(container: &Container, path: &Path, reporter: &dyn Reporter) -> Option<Self> {
         let begun = || -> Result<Option<Self>, Failure> {
             let Some(manifest) = page_cache::read(path)? else { return Ok(None) };
             let trees = files_of_container(container, &container.config()?)?;
-            let read = manifest.clone();
-            let thread = std::thread::spawn(move || warm(&trees, &read, u64::MAX, &|_| {}));
-            Ok(Some(Self { manifest, thread }))
+            let most = available_memory().map_or(0, |free| free / WARM_SHARE);
+            let (read, stop) = (manifest.clone(), Arc::new(AtomicBool::new(false)));
+            let asked = Arc::clone(&stop);
+            let thread = std::thread::Builder::new()
+                .spawn(move || warm(&trees, &read, most, &asked, &|_| {}))
+                .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+            Ok(Some(Self { manifest, thread, stop }))
         };
         begun().unwrap_or_else(|failure| {
             reporter.warn(&format!("what it uses is not read before: {}", failure.whole()));

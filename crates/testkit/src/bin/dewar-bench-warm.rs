@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     let (_, manifest) = watched(&file, WORK[1], &trees)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
     let began = Instant::now();
-    let warmed = warm(&trees, &manifest, u64::MAX, &|_| {});
+    let warmed = warm(&trees, &manifest, u64::MAX, &AtomicBool::new(false), &|_| {});
     let seconds = began.elapsed().as_secs_f64();
     let megabytes = warmed.read as f64 * PAGE_BYTES as f64 / 1e6;
     println!("{megabytes:.0} MB warmed in {seconds:.2} s");
