@@ -29,6 +29,7 @@ mod frozen_state;
 pub mod guardian;
 pub mod helper;
 mod host;
+mod hot_pages;
 pub mod launch;
 mod locked_guest;
 pub mod migrate;

@@ -2,8 +2,8 @@
 
 use crate::container_process;
 use crate::failure::{Code, Failure};
+use crate::hot_pages::HOT_PAGES;
 use crate::migration::is_elsewhere;
-use crate::page_cache::HOT_PAGES;
 use crate::page_server::{ServerState, server_alive, what_brings_the_rest};
 use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;

@@ -4,7 +4,7 @@ use crate::container_process::{
     DUMP, images_folder, make_folder, remove_folder, resume_if_frozen, strays,
 };
 use crate::failure::{Code, Failure};
-use crate::page_cache::HOT_PAGES;
+use crate::hot_pages::HOT_PAGES;
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_guest_oci::{
     Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy, Strays, free_port,

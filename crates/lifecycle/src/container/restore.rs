@@ -4,8 +4,9 @@ use super::root::RestoredRoot;
 use crate::container_process::{images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
 use crate::host::Host;
+use crate::hot_pages::{self, HOT_PAGES};
 use crate::locked_guest::{LockedGuest, NextGuest, require_ended};
-use crate::page_cache::{self, HOT_PAGES, Warmed, files_of_container, warm};
+use crate::page_cache::{Warmed, files_of_container, warm};
 use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
@@ -243,7 +244,7 @@ const WARM_SHARE: u64 = 2;
 impl Warming {
     fn start(container: &Container, path: &Path, reporter: &dyn Reporter) -> Option<Self> {
         let begun = || -> Result<Option<Self>, Failure> {
-            let Some(manifest) = page_cache::read(path)? else { return Ok(None) };
+            let Some(manifest) = hot_pages::read(path)? else { return Ok(None) };
             let trees = files_of_container(container, &container.config()?)?;
             let most = available_memory().map_or(0, |free| free / WARM_SHARE);
             let (read, stop) = (manifest.clone(), Arc::new(AtomicBool::new(false)));
