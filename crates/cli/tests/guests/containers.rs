@@ -520,7 +520,13 @@ fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
         }
         assert!(!child.wait().expect("wait").success(), "{victims:?}");
         // The guardian does it, or the next command.
-        wait_until("a free guest", Duration::from_secs(20), || c.state() == "running");
+        let is_free = || {
+            let state = c.state();
+            println!("{victims:?}: {state}, traced by {}", tracer(pid));
+            state == "running"
+        };
+        // A CRIU that was still about to take hold of the processes tries it for ten seconds.
+        wait_until("a free guest", Duration::from_secs(60), is_free);
         c.is_well();
         c.is_clean();
     }

@@ -2,7 +2,8 @@
 
 use crate::host::{Host, OneHost};
 
-/// Makes a bundle with the test program, in a root file system that is an overlay where that is asked for.
+/// Makes a bundle with the test program, in a root file system that is an overlay where that is asked for; `MORE` are
+/// its other mounts.
 const BUNDLE: &str = r#"
 set -e
 mkdir -p /root/b/lower/bin /root/b/lower/proc /root/b/lower/sys /root/b/lower/dev /root/b/lower/tmp /root/b/lower/run
@@ -13,7 +14,7 @@ for fifo in commands answers; do rm -f /root/b/volume/$fifo; mkfifo /root/b/volu
 cd /root/b; rm -f config.json; runc spec
 sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/;
     s|"sh"|"/bin/dewar-guest", "serve", "/run/commands", "/run/answers"|;
-    s|"mounts": \[|"mounts": [{"destination": "/run", "type": "bind", "source": "/root/b/volume", "options": ["bind"]},|' config.json
+    s|"mounts": \[|"mounts": [{"destination": "/run", "type": "bind", "source": "/root/b/volume", "options": ["bind"]},'"${MORE:-}"'|' config.json
 cat > /root/ask <<'ASK'
 #!/bin/bash
 exec 3<>/root/b/volume/commands 4<>/root/b/volume/answers
@@ -34,7 +35,11 @@ struct Container<'h> {
 
 impl<'h> Container<'h> {
     fn start(host: &'h Host, runtime: &'static str, is_overlay: bool) -> Self {
-        host.run(BUNDLE).done();
+        Self::start_with(host, runtime, is_overlay, "")
+    }
+
+    fn start_with(host: &'h Host, runtime: &'static str, is_overlay: bool, more: &str) -> Self {
+        host.run(&format!("MORE='{more}'\n{BUNDLE}")).done();
         let root = match is_overlay {
             true => {
                 "mount -t overlay overlay -o \
@@ -121,4 +126,77 @@ fn one_of_crun_comes_back() {
     c.dewar("stop c --now");
     c.dewar("restore c");
     c.is_well();
+}
+
+/// Reads an eighth of two files three times, and all of them once: pieces of 128 pages.
+const READER: &str = r#"
+for round in 1 2 3; do
+    for file in /run/file /data/file; do
+        i=3
+        while [ $i -lt 32 ]; do
+            busybox dd if=$file of=/dev/null bs=512k skip=$i count=1 2>/dev/null
+            i=$((i + 8))
+        done
+    done
+done
+cat /run/file /data/file >/dev/null
+echo >/run/finished
+"#;
+
+/// Which pages a container uses is found beside a scan, from a disk and from NFS, whichever way the kernel ages pages (MGLRU
+/// on, as Debian has it, and off); and they are cached before it asks for them.
+#[test]
+fn the_pages_that_one_uses_are_found_and_warmed() {
+    let one = OneHost::new();
+    let host = one.host;
+    let mount = r#"{"destination": "/data", "type": "bind", "source": "/mnt/disks/data", "options": ["bind"]},"#;
+    host.run("mkdir -p /mnt/disks/data && head -c 16M /dev/urandom > /mnt/disks/data/file").done();
+    let c = Container::start_with(host, "runc", true, mount);
+    host.run(&format!(
+        "cp /mnt/disks/data/file /root/b/volume/file && cat > /root/b/volume/reader <<'END'{READER}END"
+    ))
+    .done();
+    for aging in ["y", "n"] {
+        host.run(&format!("echo {aging} > /sys/kernel/mm/lru_gen/enabled")).done();
+        host.run("rm -f /root/b/volume/finished; sync; echo 3 > /proc/sys/vm/drop_caches").done();
+        let learnt = host.run(
+            "dewar --json warm c --learn=5m --save /root/hot & watch=$!\n\
+             sleep 3; /root/ask spawn sh /run/reader >&2\n\
+             for i in $(seq 300); do [ -e /root/b/volume/finished ] && break; sleep 0.2; done\n\
+             kill -TERM $watch; wait $watch",
+        );
+        println!("MGLRU {aging}: {}", learnt.done().stdout.trim());
+        let found = host.run("cat /root/hot").done().json();
+        for path in ["/run/file", "/data/file"] {
+            let (precision, recall) = how_well(&found, path);
+            println!("MGLRU {aging}, {path}: precision {precision:.3}, recall {recall:.3}");
+            assert!(precision >= 0.9 && recall >= 0.95);
+        }
+        host.run("sync; echo 3 > /proc/sys/vm/drop_caches").done();
+        let warmed = host.run("dewar --json warm c").done().json();
+        assert!(warmed["read_bytes"].as_u64() > Some(3 << 20), "{warmed}");
+        let told = host.run("dewar --json cool-report c").done().json();
+        let missing = |path: &str| {
+            let files = told["files"].as_array().expect("files").iter();
+            let file = files.clone().find(|it| it["path"] == path).expect("a file");
+            file["missing_bytes"].as_u64().expect("a number")
+        };
+        assert_eq!((missing("/run/file"), missing("/data/file")), (0, 0), "{told}");
+    }
+    host.run("rm -rf /mnt/disks/data; echo y > /sys/kernel/mm/lru_gen/enabled").done();
+}
+
+/// How much of what is said to be hot was used, and how much of what was used is said to be hot.
+fn how_well(found: &serde_json::Value, path: &str) -> (f64, f64) {
+    let files = found["files"].as_array().expect("files");
+    let file = files.iter().find(|it| it["path"] == path).expect("it was read");
+    let numbers = |range: &serde_json::Value| {
+        let number = |at: usize| range[at].as_u64().expect("a number");
+        number(0)..number(1)
+    };
+    let hot: Vec<u64> = file["hot"].as_array().expect("ranges").iter().flat_map(numbers).collect();
+    let is_used = |page: &u64| page / 128 % 8 == 3;
+    let right = hot.iter().filter(|page| is_used(page)).count() as f64;
+    let used = (0..4096).filter(is_used).count() as f64;
+    (right / hot.len() as f64, right / used)
 }
