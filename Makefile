@@ -21,7 +21,7 @@ help:
 	@echo "make bench-migrate     measure moves to another host beside QEMU's own, over one link"
 	@echo "make bench-codecs      measure page codecs on a core and on a GPU"
 	@echo "make bench-containers  measure checkpoints of containers beside the runtime's own"
-	@echo "make bench-warm        measure what it costs to learn which pages are used, and how well they are found"
+	@echo "make bench-warm        measure what it costs to learn which pages are used, and how well they are found and used"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -110,10 +110,10 @@ bench-containers: setup guest criu
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-containers target/release/dewar $(BENCH_OUT)/containers.json $(BENCH_ARGS)
 
-bench-warm: setup
-	@cargo build --release -q -p dewar-testkit
+bench-warm: setup guest criu
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
-	@target/release/dewar-bench-warm $(BENCH_OUT)/warm.json $(BENCH_ARGS)
+	@target/release/dewar-bench-warm target/release/dewar $(BENCH_OUT)/warm.json $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

@@ -21,8 +21,8 @@ const EVENTS: [&str; 2] = ["mm_filemap_get_pages", "mm_filemap_fault"];
 const BUFFER_KIB: usize = 8192;
 /// And for all of them.
 const BUFFERS_KIB: usize = 256 << 10;
-/// Reads of the kernel's text until it is looked whether the time is over.
-const READS_AT_ONCE: usize = 64;
+/// For so long what is left is taken when the watch is over.
+const LAST: Duration = Duration::from_secs(5);
 /// How the text must be, whatever others set: an instance begins as the kernel's own tracing is.
 const OPTIONS: [(&str, &str); 7] = [
     ("record-tgid", "0"),
@@ -112,8 +112,8 @@ impl ReadWatch {
     ) -> Result<(), PageCacheError> {
         let until = Instant::now() + window;
         while Instant::now() < until && !is_over() {
-            self.take()?;
-            std::thread::sleep(LOOK_EVERY);
+            self.take(until.min(Instant::now() + LOOK_EVERY))?;
+            std::thread::sleep(LOOK_EVERY / 4);
         }
         Ok(())
     }
@@ -125,10 +125,7 @@ impl ReadWatch {
     pub fn finish(mut self) -> Result<Watched, PageCacheError> {
         let window = self.began.elapsed();
         self.tracing.set("tracing_on", "0")?;
-        // What is in the buffers is not more than this.
-        for _ in 0..READS_AT_ONCE {
-            self.take()?;
-        }
+        self.take(Instant::now() + LAST)?;
         if self.strange > 0 && self.reads.is_empty() {
             let cause = std::io::Error::other("it tells in words that are not understood");
             return Err(PageCacheError::tracing("understand")(cause));
@@ -136,10 +133,10 @@ impl ReadWatch {
         Ok(Watched { reads: self.reads, lost: self.lost, window })
     }
 
-    /// Takes what the kernel has to tell.
-    fn take(&mut self) -> Result<(), PageCacheError> {
+    /// Takes what the kernel has to tell, until then: a guest that reads faster than it is listened to makes no end.
+    fn take(&mut self, until: Instant) -> Result<(), PageCacheError> {
         let mut bytes = vec![0; 1 << 16];
-        for _ in 0..READS_AT_ONCE {
+        while Instant::now() < until {
             let read = match self.pipe.read(&mut bytes) {
                 Ok(0) => return Ok(()),
                 Ok(read) => read,

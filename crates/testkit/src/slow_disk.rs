@@ -20,6 +20,19 @@ impl SlowDisk {
     /// Where there is no `qemu-storage-daemon` with FUSE, or nothing may be
     /// mounted.
     pub fn new(folder: &Path, gib: u64, bytes_a_second: u64) -> Result<Self> {
+        Self::with_requests(folder, gib, bytes_a_second, 0)
+    }
+
+    /// One that takes no more than so many requests a second, too; 0: as many as there are.
+    ///
+    /// # Errors
+    /// As [`SlowDisk::new`].
+    pub fn with_requests(
+        folder: &Path,
+        gib: u64,
+        bytes_a_second: u64,
+        requests_a_second: u64,
+    ) -> Result<Self> {
         let (backing, export) = (folder.join("slow.raw"), folder.join("slow.export"));
         let mount = folder.join("slow");
         std::fs::File::create(&backing)?.set_len(gib << 30)?;
@@ -30,7 +43,7 @@ impl SlowDisk {
                 "--object",
                 &format!(
                     "throttle-group,id=t,x-bps-total={bytes_a_second},\
-                     x-bps-total-max={bytes_a_second}"
+                     x-bps-total-max={bytes_a_second},x-iops-total={requests_a_second}"
                 ),
                 "--blockdev",
                 &format!("file,node-name=f,filename={},discard=unmap", backing.display()),

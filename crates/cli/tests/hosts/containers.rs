@@ -151,7 +151,7 @@ fn the_pages_that_one_uses_are_found_and_warmed() {
     let host = one.host;
     let mount = r#"{"destination": "/data", "type": "bind", "source": "/mnt/disks/data", "options": ["bind"]},"#;
     host.run("mkdir -p /mnt/disks/data && head -c 16M /dev/urandom > /mnt/disks/data/file").done();
-    let c = Container::start_with(host, "runc", true, mount);
+    let _c = Container::start_with(host, "runc", true, mount);
     host.run(&format!(
         "cp /mnt/disks/data/file /root/b/volume/file && cat > /root/b/volume/reader <<'END'{READER}END"
     ))

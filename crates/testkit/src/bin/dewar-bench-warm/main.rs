@@ -1,5 +1,8 @@
 //! Measures what it costs a program to be watched, and how well what it uses is found and warmed: a program reads pages of a
-//! cached file, of which an eighth is used again and again, and all of it once.
+//! cached file, of which an eighth is used again and again, and all of it once. And what a container has of that which is
+//! brought back ([`restore`]).
+
+mod restore;
 
 use anyhow::{Context, Result, ensure};
 use dewar_pagecache::{FileTree, Manifest, ReadWatch, warm};
@@ -23,7 +26,9 @@ const WORK: [Duration; 3] = [Duration::ZERO, Duration::from_micros(10), Duration
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().context("usage: dewar-bench-warm OUT.json [REPEATS]")?;
+    let usage = "usage: dewar-bench-warm DEWAR OUT.json [REPEATS]";
+    let dewar = fs::canonicalize(arguments.next().context(usage)?)?;
+    let path = arguments.next().context(usage)?;
     let repeats: usize = arguments.next().map_or(Ok(5), |it| it.parse())?;
     let folder = tempfile::tempdir_in(Path::new(&path).parent().context("a folder")?)?;
     let data = folder.path().join("data");
@@ -62,7 +67,11 @@ fn main() -> Result<()> {
     let seconds = began.elapsed().as_secs_f64();
     let megabytes = warmed.read as f64 * PAGE_BYTES as f64 / 1e6;
     println!("{megabytes:.0} MB warmed in {seconds:.2} s");
-    let all = json!({"rows": rows, "warmed_megabytes": megabytes, "warmed_seconds": seconds});
+    let restores = restore::measure(&dewar, repeats)?;
+    let all = json!({
+        "rows": rows, "warmed_megabytes": megabytes, "warmed_seconds": seconds,
+        "restores": restores,
+    });
     fs::write(&path, serde_json::to_vec_pretty(&all)?)?;
     Ok(())
 }
