@@ -715,3 +715,24 @@ fn a_watch_that_is_ended_early_leaves_no_tracing_behind() {
     c.dewar(&["warm", "c", "--learn=100ms"]).done();
     assert_eq!(tracing_of(killed), [] as [String; 0]);
 }
+
+/// What is cached of a virtual machine's disk is told, and its reads are watched.
+#[test]
+fn a_virtual_machines_disk_is_looked_at_too() {
+    let lab = common::lab();
+    let mut guest = lab.run("g", &dewar_testkit::GuestSpec::default()).expect("guest");
+    guest.console.ask("check 200 1 disk").expect("check");
+    let learnt = lab.dewar(&["warm", "g", "--learn=500ms"]);
+    if learnt.code == 4 {
+        println!(
+            "SKIPPED containers::a_virtual_machines_disk_is_looked_at_too: {}",
+            learnt.stderr.trim()
+        );
+        return;
+    }
+    learnt.done();
+    let told = lab.dewar(&["cool-report", "g", "--all"]).done().json();
+    let files = told["files"].as_array().expect("files");
+    assert!(files.iter().any(|it| it["cached_bytes"].as_u64() > Some(0)), "{told}");
+    guest.console.ask("verify").expect("it works on");
+}
