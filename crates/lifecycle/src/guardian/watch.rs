@@ -20,6 +20,8 @@ const TRIES: u32 = 120;
 const SILENT_FOR: Duration = Duration::from_secs(3);
 /// One that has said nothing for so long, while its guest is slowed down, may be stopped.
 const THROTTLE_SILENT_FOR: Duration = Duration::from_secs(2);
+/// A guardian that had no CPU itself has words before it that it has not heard: it listens so long once more.
+const LAST_LOOK: Duration = Duration::from_millis(300);
 /// How often the kernel lets a stopped guardian go on.
 const WAKE_EVERY: Duration = Duration::from_secs(1);
 /// How long a killed command may take to be gone.
@@ -42,6 +44,7 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
     let mut pause: Option<(Instant, u64)> = None;
     let mut heard = Instant::now();
     let mut throttle = Throttle::default();
+    let mut is_over_since: Option<Instant> = None;
     loop {
         // A command that is stopped must not leave a slow guest.
         let speeds_up =
@@ -54,9 +57,19 @@ fn wait_for_end(socket: &mut UnixStream) -> End {
             let left = Duration::from_millis(limit).saturating_sub(since.elapsed());
             left.min(silent_for.saturating_sub(heard.elapsed()))
         });
-        if left.is_some_and(|left| left.is_zero()) {
-            return End::Hangs;
-        }
+        let left = match left {
+            Some(left) if left.is_zero() => {
+                let since = is_over_since.get_or_insert_with(Instant::now).elapsed();
+                match LAST_LOOK.saturating_sub(since) {
+                    left if left.is_zero() => return End::Hangs,
+                    left => Some(left),
+                }
+            }
+            left => {
+                is_over_since = None;
+                left
+            }
+        };
         let left = left.into_iter().chain(speeds_up.filter(|left| !left.is_zero())).min();
         if socket.set_read_timeout(left).is_err() {
             return End::Died;
