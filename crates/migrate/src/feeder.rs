@@ -115,11 +115,11 @@ impl<'f> PageFeeder<'f> {
         if self.gpu.as_ref().is_some_and(|gpu| gpu.idle.is_empty()) {
             self.finish_oldest()?;
         }
-        if let Some(gpu) = &mut self.gpu
-            && let Some(batch) = gpu.idle.pop()
-        {
-            let (pages, began) = (Vec::with_capacity(BATCH), Instant::now());
-            gpu.filling = Some(UnderWay { batch, pages, began, filled_in: Duration::ZERO });
+        if let Some(gpu) = &mut self.gpu {
+            let (pages, began, filled_in) =
+                (Vec::with_capacity(BATCH), Instant::now(), Duration::ZERO);
+            let batch = gpu.idle.pop();
+            gpu.filling = batch.map(|batch| UnderWay { batch, pages, began, filled_in });
         }
         Ok(())
     }
