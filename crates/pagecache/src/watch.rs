@@ -1,5 +1,5 @@
 //! Watching which pages are read (the kernel's events `filemap:mm_filemap_get_pages` and `filemap:mm_filemap_fault`, which
-//! are there since Linux 6.9).
+//! Linux 6.12 and 6.18 have).
 //!
 //! The kernel tells of every read of a page that goes through read(2) and its kin, whether it was cached or not, and
 //! of every page fault in a mapped file. Of a page that is mapped already nobody tells. Where this process is in the
