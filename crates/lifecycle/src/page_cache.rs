@@ -11,11 +11,10 @@ use dewar_pagecache::{FileTree, Manifest, ReadWatch, cached, cached_hot};
 use dewar_registry::{GuestFolder, GuestRecord};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use dewar_pagecache::{FileCached, HotFile, Warmed, warm};
+pub use dewar_pagecache::{FileCached, Warmed, warm};
 
 /// Where a guest's files are: those of a container's root file system and volumes, or a virtual machine's disks.
 ///
@@ -73,19 +72,14 @@ pub(crate) fn files_of_container(
 ///
 /// # Errors
 /// Where the guest has ended, or the kernel does not tell.
-pub fn learn(
-    host: &Host,
-    name: &str,
-    window: Duration,
-) -> Result<(Manifest, Vec<FileTree>), Failure> {
+pub fn learn(host: &Host, name: &str, window: Duration) -> Result<Manifest, Failure> {
     let (folder, record) = running(host, name)?;
     let trees = files_of(&record)?;
     // Who ends it early learns what was seen until then, and nothing is left in the kernel.
-    let asked = PollFd::from_borrowed_fd;
     let end = end_signals().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
     let is_asked_to_end = || {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [asked(end.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     };
     let mut watch = ReadWatch::start(&trees, &threads(&record)?)?;
     watch.run(window, || !record.process.is_alive() || is_asked_to_end())?;
@@ -102,7 +96,7 @@ pub fn learn(
         }
         folder.write(HOT_PAGES, &manifest)?;
     }
-    Ok((manifest, trees))
+    Ok(manifest)
 }
 
 /// A guest that runs. It is not kept locked: to be watched or warmed changes nothing of it.

@@ -24,7 +24,7 @@ fn look(context: &Context, args: &WarmArgs, window: Duration) -> Result<(), Fail
     let name = &args.name;
     let progress = Progress::new("looking at the guest");
     progress.stage("watching its reads");
-    let (manifest, _) = learn(context, name, window)?;
+    let manifest = learn(context, name, window)?;
     drop(progress);
     if let Some(path) = &args.save {
         write(path, &manifest)?;
