@@ -16,6 +16,9 @@ use std::time::Duration;
 
 pub use dewar_pagecache::{FileCached, Warmed, warm};
 
+/// For so long another command that works on a guest is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Where a guest's files are: those of a container's root file system and volumes, or a virtual machine's disks.
 ///
 /// # Errors
@@ -89,8 +92,9 @@ pub fn learn(host: &Host, name: &str, window: Duration) -> Result<Manifest, Fail
     }
     // One that did nothing meanwhile uses what it used before.
     if !manifest.files.is_empty() {
-        let held = host.lock_to_end(name)?;
-        if !held.record.process.is_same(&record.process) {
+        // A checkpoint that is under way then is waited for.
+        let _lock = folder.lock_within(PATIENCE)?;
+        if !folder.record()?.process.is_same(&record.process) {
             let what = format!("'{name}' is another guest now than the one that was watched");
             return Err(Failure::new(Code::Failed, what));
         }
