@@ -18,8 +18,10 @@
 //! With a runtime that has no lazy pages (crun) CRIU writes the pages itself. Either way there is a folder of
 //! CRIU's images then in which nothing is missing, and any runtime restores from it ([`restore`]).
 //!
-//! If CRIU is killed the container runs on: the kernel lets go what it traced, and the code that it put into the
-//! processes goes back by itself. What it leaves behind [`Strays`] takes away.
+//! If CRIU is killed the kernel lets go what it traced, and the code that CRIU put into the processes goes back by
+//! itself: the container runs on. What CRIU leaves behind [`Strays`] takes away. The exception is a CRIU that is
+//! killed while it puts that code into a process, or takes it out (some milliseconds each): the process ends. So
+//! Dewar kills a CRIU only as the last resort, when it hangs.
 #![forbid(unsafe_code)]
 
 mod container;

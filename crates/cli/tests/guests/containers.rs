@@ -7,7 +7,10 @@ use dewar_testkit::{
 };
 use rustix::process::Signal;
 use serde_json::json;
+use std::fs::Permissions;
 use std::io::BufRead;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -498,17 +501,19 @@ fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
     let name = "killed_in_the_middle_of_the_dump_the_container_runs_on";
     let Some(mut c) = adopted(name, |it| it) else { return };
     c.ask("check 500 2 none");
+    let lock = HeldNetworkLock::new(&mut c);
     for victims in [&["command"][..], &["command", "guardian"], &["criu"], &["command", "criu"]] {
+        lock.hold();
         let mut child = c
             .command(&["checkpoint", "c"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("dewar");
-        let pid = c.container.pid();
-        let is_locked = || tracer(pid) != 0 && c.rules().contains("CRIU");
-        wait_until("a closed network", Duration::from_secs(20), is_locked);
-        let criu = tracer(pid);
+        wait_until("a closed network", Duration::from_secs(60), || lock.is_held());
+        assert!(c.rules().contains("CRIU"), "{victims:?}");
+        let criu = tracer(c.container.pid());
+        assert_ne!(criu, 0, "{victims:?}");
         let guardian = common::started(child.id() as i32, "__guardian").expect("a guardian");
         for victim in victims {
             let pid = match *victim {
@@ -518,19 +523,56 @@ fn killed_in_the_middle_of_the_dump_the_container_runs_on() {
             };
             kill(pid, Signal::KILL);
         }
+        lock.let_go();
         assert!(!child.wait().expect("wait").success(), "{victims:?}");
-        // The guardian does it, or the next command.
-        let is_free = || {
-            let state = c.state();
-            println!("{victims:?}: {state}, traced by {}", tracer(pid));
-            state == "running"
-        };
-        // A CRIU that was still about to take hold of the processes tries it for ten seconds.
-        wait_until("a free guest", Duration::from_secs(60), is_free);
+        // The guardian does it, or the next command. A CRIU that goes on comes to its end first.
+        wait_until("a free guest", Duration::from_secs(60), || c.state() == "running");
         c.is_well();
         c.is_clean();
     }
     c.dewar(&["checkpoint", "c"]).done();
+}
+
+/// Makes CRIU wait where it has just closed the container's network: it holds all processes then, and has not
+/// begun to put code into them. (One that is killed while it does that takes the process with it.)
+struct HeldNetworkLock {
+    hold: PathBuf,
+    held: PathBuf,
+}
+
+impl HeldNetworkLock {
+    /// Puts a program of ours before the `iptables-restore` by which CRIU closes the network.
+    fn new(c: &mut Adopted) -> Self {
+        let folder = c.lab.path().join("network-lock");
+        std::fs::create_dir(&folder).expect("folder");
+        let this = Self { hold: folder.join("hold"), held: folder.join("held") };
+        let program = folder.join("iptables-restore");
+        let script = format!(
+            "#!/bin/sh\nPATH={path} iptables-restore \"$@\" || exit 1\n\
+             if [ -e {hold} ]; then touch {held}; fi\n\
+             while [ -e {hold} ] && grep -qs 'State:.[^Z]' /proc/$PPID/status; do sleep 0.02; done\n",
+            path = c.path,
+            hold = this.hold.display(),
+            held = this.held.display(),
+        );
+        std::fs::write(&program, script).expect("script");
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("mode");
+        c.path = format!("{}:{}", folder.display(), c.path);
+        this
+    }
+
+    fn hold(&self) {
+        let _ = std::fs::remove_file(&self.held);
+        std::fs::write(&self.hold, "").expect("hold");
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.exists()
+    }
+
+    fn let_go(&self) {
+        std::fs::remove_file(&self.hold).expect("let go");
+    }
 }
 
 /// Who traces a process.
