@@ -3,10 +3,12 @@
 use crate::container::Container;
 use crate::criu_log;
 use crate::error::OciError;
+use crate::folder::{images, runtime_log, settings as settings_file, work};
 use crate::pages::{self, PagesFile};
 use crate::precopy::PreCopy;
 use crate::processes::{Processes, tracer};
 use crate::runtime::{last_line, option};
+use crate::staged_images::{StagingIndex, is_pages_file};
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,9 +28,6 @@ const ENDS_WITHIN: Duration = Duration::from_secs(20);
 const ACCEPTED_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is looked whether a container is frozen.
 const LOOK: Duration = Duration::from_millis(2);
-/// CRIU's own settings, in the folder of a dump.
-const SETTINGS: &str = "criu.conf";
-
 /// Most bytes of an open file that was deleted: CRIU puts it into its images.
 const MOST_DELETED_BYTES: u64 = 1 << 30;
 
@@ -183,6 +182,31 @@ impl Dump {
         self.copied.take().map_or(Ok(()), |copied| copied.assemble(&images(&self.folder)))
     }
 
+    /// The copies of its memory that are still to be put into the images.
+    pub fn copies(&mut self) -> Option<&mut PreCopy> {
+        self.copied.as_mut()
+    }
+
+    /// Puts all that CRIU has written of pages, and other files, behind the copies, for another host. Returns where all
+    /// is; the images of the folder are of no use without it then.
+    ///
+    /// # Errors
+    /// Where there is no room.
+    pub fn stage(&mut self, others: &[(String, PathBuf)]) -> Result<StagingIndex, OciError> {
+        let folder = images(&self.folder);
+        let mut files = others.to_vec();
+        for entry in fs::read_dir(&folder).map_err(OciError::io("list", &folder))? {
+            let entry = entry.map_err(OciError::io("list", &folder))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            files.extend(is_pages_file(&name).then(|| (name, entry.path())));
+        }
+        let copied = self
+            .copied
+            .as_mut()
+            .ok_or_else(|| OciError::RanOn { id: self.container.id.clone() })?;
+        copied.index(&files)
+    }
+
     /// That every process was held by CRIU, the same, ever since the images were written: it holds each
     /// only once.
     ///
@@ -231,7 +255,7 @@ impl Dump {
     }
 
     fn checkpoint(&self, settings: &str) -> Result<Command, OciError> {
-        let path = self.folder.join(SETTINGS);
+        let path = settings_file(&self.folder);
         let settings =
             format!("{settings}ghost-limit {MOST_DELETED_BYTES}\nnetwork-lock iptables\n");
         fs::write(&path, settings).map_err(OciError::io("write", &path))?;
@@ -310,26 +334,6 @@ pub(crate) fn failure(
     // Its own words for a CRIU that is gone.
     let cause = if said.contains("unixpacket") { "CRIU was killed".to_owned() } else { said };
     OciError::Runtime { operation, id, cause }
-}
-
-/// The images in the folder of a dump.
-pub(crate) fn images(folder: &Path) -> PathBuf {
-    folder.join("images")
-}
-
-/// CRIU's logs there.
-pub(crate) fn work(folder: &Path) -> PathBuf {
-    folder.join("work")
-}
-
-/// What the runtime says.
-pub(crate) fn runtime_log(folder: &Path) -> PathBuf {
-    folder.join("runtime.log")
-}
-
-/// Where CRIU finds settings of ours.
-pub(crate) fn settings(folder: &Path) -> PathBuf {
-    folder.join(SETTINGS)
 }
 
 /// Whether CRIU has accepted a connection of ours: a socket that was not accepted has no inode yet

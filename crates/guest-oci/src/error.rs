@@ -48,6 +48,12 @@ pub enum OciError {
         /// What can be done.
         advice: Option<&'static str>,
     },
+    /// The network of a container could not be closed, or opened.
+    #[error("the container's network cannot be closed or opened: {cause}")]
+    Network {
+        /// What the program said that does it.
+        cause: String,
+    },
     /// Nothing was touched: this container, or this host, lacks what is needed.
     #[error("container '{id}' cannot be handled: {}", reasons.join("; "))]
     Unsupported {
@@ -61,6 +67,12 @@ pub enum OciError {
     RanOn {
         /// The container.
         id: String,
+    },
+    /// Its memory came to be larger than was expected.
+    #[error("the container's memory has grown to more than {} MiB meanwhile", room >> 20)]
+    Grew {
+        /// The bytes that were expected, at most.
+        room: u64,
     },
     /// An image file of CRIU is not as it should be.
     #[error("CRIU's image {}: {problem}", path.display())]

@@ -16,10 +16,11 @@
 //! for the call that makes the userfaultfd; those that have a file open for direct I/O, which writes to memory
 //! without being seen; those into which no call can be injected.
 
-use crate::criu_images::{LAZY, PARENT, PRESENT, Pagemap};
+use crate::criu_images::{PRESENT, Pagemap};
 use crate::error::OciError;
-use crate::pages::copy_present;
+use crate::folder::staging_file;
 use crate::processes::{Processes, is_filtered};
+use crate::staged_images::{StagingIndex, assemble, lazy_maps};
 use crate::staging::{Staged, Staging};
 use dewar_kernel::{
     Pagemap as TrackedPages, Pid, ProcessHandle, RegisterMode, Userfaultfd, passing_userfaultfd_of,
@@ -68,8 +69,22 @@ impl PreCopy {
     /// # Errors
     /// Where they have no room.
     pub fn new(first: i32, folder: &Path) -> Result<Self, OciError> {
-        let staging = Staging::new(folder.join("staging"))?;
+        let staging = Staging::new(staging_file(folder))?;
         Ok(Self { first, staging, tasks: BTreeMap::new(), left_out: Vec::new(), stopped: 0 })
+    }
+
+    /// The same, of which the copies go to another host: into a file that is so long from the start, and never longer.
+    ///
+    /// # Errors
+    /// As [`PreCopy::new`].
+    pub fn with_room(first: i32, folder: &Path, bytes: u64) -> Result<Self, OciError> {
+        let staging = Staging::new(staging_file(folder))?.with_room(bytes)?;
+        Ok(Self { first, staging, tasks: BTreeMap::new(), left_out: Vec::new(), stopped: 0 })
+    }
+
+    /// Where copies were written since that was last asked, in bytes of the file.
+    pub fn take_written(&mut self) -> Vec<Range<u64>> {
+        self.staging.take_written()
     }
 
     /// Copies what was written since the last round, or all in the first. Returns how many pages that were.
@@ -170,46 +185,24 @@ impl PreCopy {
     /// # Errors
     /// Where there is no room.
     pub fn assemble(self, folder: &Path) -> Result<(), OciError> {
-        for mut map in lazy_maps(folder)? {
-            let staged = map.task().and_then(|number| self.tasks.get(&number)).map(|it| &it.staged);
-            let old = folder.join(map.pages_name());
-            let new = folder.join(format!("{}.whole", map.pages_name()));
-            let before = File::open(&old).map_err(OciError::io("open", &old))?;
-            let file = File::create_new(&new).map_err(OciError::io("create", &new))?;
-            let (mut taken, mut put) = (0, 0);
-            for run in &map.runs {
-                let bytes = run.pages() * PAGE_BYTES as u64;
-                let range = run.address..run.address + bytes;
-                if run.flags() & PRESENT != 0 {
-                    copy_present((&before, &old), taken, (&file, &new), put, bytes)?;
-                    taken += bytes;
-                } else {
-                    let pieces = staged.and_then(|it| it.find(range)).ok_or_else(|| {
-                        let problem = format!("page {:#x} was not copied", run.address);
-                        OciError::Image { path: map.path.clone(), problem }
-                    })?;
-                    self.staging.move_to(pieces, (&file, &new), put)?;
-                }
-                put += bytes;
-            }
-            fs::rename(&new, &old).map_err(OciError::io("rename", &new))?;
-            map.runs = map.runs.into_iter().map(|run| run.into_present()).collect();
-            map.write()?;
-        }
-        Ok(())
+        let tasks = self.tasks;
+        assemble(&self.staging, folder, |number| tasks.get(&number).map(|it| &it.staged))
     }
-}
 
-/// The pagemaps of which pages are missing.
-fn lazy_maps(folder: &Path) -> Result<Vec<Pagemap>, OciError> {
-    let mut maps = Pagemap::all(folder)?;
-    maps.retain(|map| map.runs.iter().any(|run| run.flags() & LAZY != 0));
-    match maps.iter().find(|map| map.runs.iter().any(|run| run.flags() & PARENT != 0)) {
-        Some(map) => Err(OciError::Image {
-            path: map.path.clone(),
-            problem: "it stands on another".to_owned(),
-        }),
-        None => Ok(maps),
+    /// Puts whole files behind the copies, and says where all is.
+    ///
+    /// # Errors
+    /// Where there is no room.
+    pub fn index(&mut self, files: &[(String, PathBuf)]) -> Result<StagingIndex, OciError> {
+        let mut index = StagingIndex::default();
+        for (number, task) in &self.tasks {
+            index.tasks.insert(*number, task.staged.runs());
+        }
+        for (name, path) in files {
+            let lies = self.staging.append(path)?;
+            index.files.push((name.clone(), lies.start, lies.end - lies.start));
+        }
+        Ok(index)
     }
 }
 

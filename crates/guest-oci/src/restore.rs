@@ -1,15 +1,16 @@
 //! A container comes back from a folder of CRIU's images.
 
 use crate::container::Container;
-use crate::dump::{failure, images, runtime_log, settings, work};
+use crate::dump::failure;
 use crate::error::OciError;
+use crate::folder::{images, runtime_log, settings, work};
 use crate::network;
 use crate::runtime::option;
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// How a container shall come back.
 #[derive(Debug, Clone)]
@@ -28,9 +29,30 @@ pub struct RestoreOptions {
 /// # Errors
 /// Where it does not come back; there is no container then.
 pub fn restore(container: &Container, options: &RestoreOptions) -> Result<ProcessId, OciError> {
+    let mut command = restore_command(container, options)?;
+    let status = command.status().map_err(|cause| OciError::NoRuntime {
+        program: container.runtime.program.clone(),
+        cause,
+    })?;
+    if !status.success() {
+        let error = failure(container, &options.folder, "restore.log", "restoring");
+        // The runtime knew none before: what there may be of it is ours, and no container.
+        let _ = container.runtime.delete(&container.id);
+        return Err(error);
+    }
+    let process = container.process()?;
+    network::switch_on(process.pid, &container.config()?);
+    Ok(process)
+}
+
+/// The runtime's command for it.
+pub(crate) fn restore_command(
+    container: &Container,
+    options: &RestoreOptions,
+) -> Result<Command, OciError> {
     let RestoreOptions { folder, strays, connections } = options;
     let path = settings(folder);
-    let text = if *connections { "" } else { "tcp-close\n" };
+    let text = if *connections { "network-lock iptables\n" } else { "tcp-close\n" };
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
     let work = work(folder);
     fs::create_dir_all(&work).map_err(OciError::io("create", &work))?;
@@ -48,19 +70,7 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
     command.args(option("--pid-file", &pid_file(folder)));
     strays.mark(&mut command);
     command.arg("--").arg(&container.id);
-    let status = command.status().map_err(|cause| OciError::NoRuntime {
-        program: container.runtime.program.clone(),
-        cause,
-    })?;
-    if !status.success() {
-        let error = failure(container, folder, "restore.log", "restoring");
-        // The runtime knew none before: what there may be of it is ours, and no container.
-        let _ = container.runtime.delete(&container.id);
-        return Err(error);
-    }
-    let process = container.process()?;
-    network::switch_on(process.pid, &container.config()?);
-    Ok(process)
+    Ok(command)
 }
 
 /// The file with the number of the first process of a container that came back.

@@ -130,6 +130,16 @@ impl Runtime {
         self.run(command, "sending a signal to", id)
     }
 
+    /// Freezes a container.
+    ///
+    /// # Errors
+    /// Where the runtime does not.
+    pub fn pause(&self, id: &str) -> Result<(), OciError> {
+        let mut command = self.command("pause");
+        command.arg("--").arg(id);
+        self.run(command, "freezing", id)
+    }
+
     /// Lets a container run that is frozen.
     ///
     /// # Errors

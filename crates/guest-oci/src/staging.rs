@@ -5,6 +5,7 @@ use dewar_units::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,10 @@ pub struct Staging {
     file: File,
     /// Its end, in bytes.
     end: u64,
+    /// Where it must end, at most.
+    room: u64,
+    /// Where pages were written since that was last asked.
+    written: Vec<Range<u64>>,
 }
 
 /// Which addresses of a process are in a staging file, and where. Neighbours there need not be neighbours here.
@@ -81,6 +86,27 @@ impl Staged {
         }
     }
 
+    /// All runs: the first address, the end, and the offset of the first byte.
+    pub fn runs(&self) -> Vec<(u64, u64, u64)> {
+        self.runs.iter().map(|(start, (end, offset))| (*start, *end, *offset)).collect()
+    }
+
+    /// Those of another host. What is not as [`Staged::runs`] says it is refused: `None`.
+    pub fn of_runs(runs: Vec<(u64, u64, u64)>) -> Option<Self> {
+        let page = |it: u64| it % PAGE_BYTES as u64 == 0;
+        let is_one = |(start, end, offset): &(u64, u64, u64)| {
+            start < end
+                && page(*start)
+                && page(*end)
+                && page(*offset)
+                && offset.checked_add(end - start).is_some()
+        };
+        let in_order = runs.windows(2).all(|it| it[0].1 <= it[1].0);
+        let is_right = in_order && runs.iter().all(is_one);
+        let runs = runs.into_iter().map(|(start, end, offset)| (start, (end, offset)));
+        is_right.then(|| Self { runs: runs.collect() })
+    }
+
     /// Where a range lies that is there as a whole.
     pub fn find(&self, range: Range<u64>) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
@@ -123,7 +149,65 @@ impl Staging {
     pub fn new(path: PathBuf) -> Result<Self, OciError> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).open(&path);
-        Ok(Self { file: file.map_err(OciError::io("create", &path))?, path, end: 0 })
+        let file = file.map_err(OciError::io("create", &path))?;
+        Ok(Self { file, path, end: 0, room: u64::MAX, written: Vec::new() })
+    }
+
+    /// The same, which is so long from the start, and never longer.
+    ///
+    /// # Errors
+    /// Where the file cannot be so long.
+    pub fn with_room(self, bytes: u64) -> Result<Self, OciError> {
+        self.file.set_len(bytes).map_err(OciError::io("lengthen", &self.path))?;
+        Ok(Self { room: bytes, ..self })
+    }
+
+    /// One that has come from elsewhere, to be read.
+    ///
+    /// # Errors
+    /// Where it cannot be opened.
+    pub fn open(path: PathBuf) -> Result<Self, OciError> {
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(OciError::io("open", &path))?;
+        Ok(Self { file, path, end: 0, room: 0, written: Vec::new() })
+    }
+
+    /// Where it was written since that was last asked, in bytes.
+    pub fn take_written(&mut self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.written)
+    }
+
+    /// Puts a whole file behind all else; returns where it lies.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or there is no room.
+    pub fn append(&mut self, path: &Path) -> Result<Range<u64>, OciError> {
+        let mut from = File::open(path).map_err(OciError::io("open", path))?;
+        let start = self.end;
+        let bytes = from.metadata().map_err(OciError::io("look at", path))?.len();
+        self.grow(bytes)?;
+        let mut to = &self.file;
+        to.seek(SeekFrom::Start(start)).map_err(OciError::io("write", &self.path))?;
+        let copied = std::io::copy(&mut from.by_ref().take(bytes), &mut to);
+        if copied.map_err(OciError::io("copy", path))? != bytes {
+            return Err(OciError::io("copy", path)(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+        self.written.push(start..self.end);
+        Ok(start..start + bytes)
+    }
+
+    /// Makes room for so many bytes, in whole pages.
+    fn grow(&mut self, bytes: u64) -> Result<(), OciError> {
+        let end = bytes
+            .checked_next_multiple_of(PAGE_BYTES as u64)
+            .and_then(|it| it.checked_add(self.end));
+        match end.filter(|end| *end <= self.room) {
+            Some(end) => {
+                self.end = end;
+                Ok(())
+            }
+            None => Err(OciError::Grew { room: self.room }),
+        }
     }
 
     /// Copies ranges of a process's memory, on all cores. Returns those that cannot be read: the process has
@@ -140,8 +224,13 @@ impl Staging {
         let mut pieces = Vec::new();
         for range in ranges {
             for piece in staged.place(range.clone(), &mut self.end) {
+                let bytes = piece.addresses.end - piece.addresses.start;
+                self.written.push(piece.offset..piece.offset + bytes);
                 pieces.extend(steps(piece));
             }
+        }
+        if self.end > self.room {
+            return Err(OciError::Grew { room: self.room });
         }
         let next = AtomicUsize::new(0);
         let unreadable = Mutex::new(Vec::new());

@@ -7,6 +7,7 @@
 mod detach;
 mod error;
 mod hold;
+mod inherited;
 mod inject;
 mod mapping;
 mod page_cache;
@@ -25,6 +26,7 @@ mod wake;
 pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use hold::{HeldThread, ThreadHolder};
+pub use inherited::inherited;
 pub use inject::{Injection, inject_syscall};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
