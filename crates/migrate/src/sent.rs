@@ -57,11 +57,32 @@ impl SentMemory for Tracked<'_> {
     }
 
     fn comes_again(&self, feed: &Feed) -> ComesAgain {
-        match self.is_first {
-            true if feed.is_busy() => ComesAgain::Perhaps,
-            true => ComesAgain::Never,
-            false => ComesAgain::Likely,
-        }
+        comes_again(self.is_first, feed)
+    }
+}
+
+/// Copies of a guest's memory: nothing writes them while an epoch is sent.
+pub(crate) struct Copied<'c> {
+    pub(crate) ram: &'c Ram,
+    /// As in [`Tracked`].
+    pub(crate) is_first: bool,
+}
+
+impl SentMemory for Copied<'_> {
+    fn was_sent_as(&self, page: PageNumber, bytes: &[u8]) -> bool {
+        is_now(self.ram, page, bytes)
+    }
+
+    fn comes_again(&self, feed: &Feed) -> ComesAgain {
+        comes_again(self.is_first, feed)
+    }
+}
+
+fn comes_again(is_first: bool, feed: &Feed) -> ComesAgain {
+    match is_first {
+        true if feed.is_busy() => ComesAgain::Perhaps,
+        true => ComesAgain::Never,
+        false => ComesAgain::Likely,
     }
 }
 

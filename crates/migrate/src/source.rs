@@ -6,7 +6,7 @@
 use crate::MigrateError;
 use crate::feeder::PageFeeder;
 use crate::send::PageSender;
-use crate::sent::{Paused, SentMemory, Tracked};
+use crate::sent::{Copied, Paused, SentMemory, Tracked};
 use dewar_capture::{DirtySink, PIECE, Pieces, StandingPages, cores};
 use dewar_memory::{DirtyLease, Ram, WriteTracker};
 use dewar_units::{PageNumber, PageRange, PageSet};
@@ -18,7 +18,8 @@ const LEAST_FOR_A_GPU: u64 = 1 << 16;
 /// A guest's memory on its way over the wire.
 pub struct Precopy<'p> {
     ram: &'p Ram,
-    tracker: &'p WriteTracker,
+    /// Without it these are copies, which stand still while they are sent.
+    tracker: Option<&'p WriteTracker>,
     sender: &'p PageSender,
     /// Waits until an epoch has arrived at the other side.
     arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
@@ -34,7 +35,16 @@ impl<'p> Precopy<'p> {
         sender: &'p PageSender,
         arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
     ) -> Self {
-        Self { ram, tracker, sender, arrived, epoch: 0, pages: 0 }
+        Self { ram, tracker: Some(tracker), sender, arrived, epoch: 0, pages: 0 }
+    }
+
+    /// The same of copies of a guest's memory: nothing writes them while they are sent.
+    pub fn of_copies(
+        ram: &'p Ram,
+        sender: &'p PageSender,
+        arrived: &'p dyn Fn(u32) -> Result<(), MigrateError>,
+    ) -> Self {
+        Self { ram, tracker: None, sender, arrived, epoch: 0, pages: 0 }
     }
 
     /// The last epoch.
@@ -55,13 +65,14 @@ impl<'p> Precopy<'p> {
     /// Where memory cannot be read or sent.
     pub fn send_standing(&mut self, progress: &(dyn Fn(u64) + Sync)) -> Result<(), MigrateError> {
         let all = PageSet::full(self.ram.pages());
+        let Some(tracker) = self.tracker else { return self.send(&all) };
         let standing = StandingPages::new(self.ram, &all)?;
         let (done, sent) = (AtomicU64::new(0), AtomicU64::new(0));
-        let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: true };
+        let memory = Tracked { ram: self.ram, tracker, is_first: true };
         let work = || -> Result<(), MigrateError> {
             let mut feeder = PageFeeder::new(self.sender, self.ram, &memory).with_gpu();
             while let Some(piece) = standing.pieces().take() {
-                let (pages, _) = standing.of(piece, self.tracker, |_| true)?;
+                let (pages, _) = standing.of(piece, tracker, |_| true)?;
                 pages.iter().try_for_each(|page| feeder.put(*page))?;
                 sent.fetch_add(pages.len() as u64, Ordering::Relaxed);
                 progress(done.fetch_add(piece.count(), Ordering::Relaxed) + piece.count());
@@ -74,14 +85,24 @@ impl<'p> Precopy<'p> {
         (self.arrived)(self.epoch)
     }
 
-    /// Sends pages that were taken from the tracker, as they are now, as an epoch of their own, and waits until they have arrived.
+    /// Sends pages that were taken from the tracker, or copied, as they are now, as an epoch of their own, and waits until
+    /// they have arrived.
     ///
     /// # Errors
     /// Where they cannot be sent, or do not arrive.
     pub fn send(&mut self, pages: &PageSet) -> Result<(), MigrateError> {
-        let memory = Tracked { ram: self.ram, tracker: self.tracker, is_first: false };
         // To open it is worth a set that is long.
-        self.send_set(pages, &memory, pages.count() >= LEAST_FOR_A_GPU)?;
+        let is_gpu_welcome = pages.count() >= LEAST_FOR_A_GPU;
+        match self.tracker {
+            Some(tracker) => {
+                let memory = Tracked { ram: self.ram, tracker, is_first: false };
+                self.send_set(pages, &memory, is_gpu_welcome)?;
+            }
+            None => {
+                let memory = Copied { ram: self.ram, is_first: self.epoch == 0 };
+                self.send_set(pages, &memory, is_gpu_welcome)?;
+            }
+        }
         (self.arrived)(self.epoch)
     }
 
