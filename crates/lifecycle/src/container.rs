@@ -4,14 +4,20 @@
 //! removes it.
 
 mod adopt;
+pub(crate) mod arriving;
 mod checkpoint;
 mod guest;
+pub(crate) mod leaving;
 mod restore;
 mod root;
+mod warming;
 
 pub use adopt::adopt;
 pub use checkpoint::{ContainerCheckpoint, take};
+pub use dewar_guest_oci::run_if_started_as_criu;
+pub(crate) use guest::ContainerGuest;
 pub use restore::{ContainerRestore, restore};
+pub(crate) use warming::Warming;
 
 use crate::failure::{Code, Failure};
 use dewar_guest_oci::{Container, Preconditions};

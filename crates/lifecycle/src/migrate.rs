@@ -18,8 +18,12 @@
 //! commands leave it alone. What a killed command left is finished by [`recovery`](crate::recovery).
 
 mod accepted;
+mod container_place;
+mod container_source;
 mod disks;
 mod flow;
+mod listening;
+mod moving;
 mod moving_machine;
 mod offered;
 mod owed;
@@ -32,10 +36,12 @@ mod source;
 mod trial;
 
 pub use accepted::{MigrateOptions, PostCopy};
+pub use container_source::migrate_container;
 pub use dewar_migrate::{GpuUse, GpuUsed};
+pub use moving::{Migrated, Stages};
 pub use moving_machine::MovingDisks;
 pub use offered::Way;
 pub use receive::receive;
 pub use resume::{Ending, Resumed, abort_here, resume, take_back};
-pub use source::{Migrated, Stages, migrate};
+pub use source::migrate;
 pub use trial::{Prediction, predict};

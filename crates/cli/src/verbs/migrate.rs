@@ -37,7 +37,6 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         root: args.remote_root.as_deref(),
     };
     let progress = Progress::new("looking at the guest");
-    let attached = AttachedGuest::lock(context, name, Duration::ZERO, &progress)?;
     let other = there.name();
     let options = MigrateOptions {
         peer: there.receiver(),
@@ -49,6 +48,21 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         disks: MovingDisks { copy: args.with_disks, map: args.disk_map },
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };
+    if context.registry.guest(name)?.record()?.container.is_some() {
+        if args.dry_run {
+            let what = "'--dry-run' is for virtual machines";
+            return Err(Failure::new(Code::Usage, what));
+        }
+        let drawing = args.report.as_deref().map(Drawing::open).transpose()?;
+        let locked = context.lock(name)?;
+        let root = context.registry.root();
+        let moved = lifecycle::migrate_container(root, locked, &options, &progress)?;
+        draw(drawing, name, other, &moved, &progress);
+        drop(progress);
+        report(context, name, other, &moved);
+        return Ok(());
+    }
+    let attached = AttachedGuest::lock(context, name, Duration::ZERO, &progress)?;
     if args.dry_run {
         let found = lifecycle::predict(attached, &options, &progress)?;
         drop(progress);
@@ -62,11 +76,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     let process = attached.guest.record().process;
     let reservation = ledger.entry(name).filter(|entry| entry.process == process);
     let moved = lifecycle::migrate(context.registry.root(), attached, &options, &progress)?;
-    if let Some(Err(error)) =
-        drawing.map(|drawing| drawing.write(&migration::page(name, other, &moved)))
-    {
-        progress.warn(&error.to_string());
-    }
+    draw(drawing, name, other, &moved, &progress);
     drop(progress);
     report(context, name, other, &moved);
     match reservation.map(|entry| there.reserve(name, &entry)) {
@@ -75,6 +85,20 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         _ => {}
     }
     Ok(())
+}
+
+fn draw(
+    drawing: Option<Drawing<'_>>,
+    name: &str,
+    other: &str,
+    moved: &Migrated,
+    progress: &Progress,
+) {
+    if let Some(Err(error)) =
+        drawing.map(|drawing| drawing.write(&migration::page(name, other, moved)))
+    {
+        progress.warn(&error.to_string());
+    }
 }
 
 fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {

@@ -15,11 +15,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// A container in a lab, adopted under the name `c`.
-struct Adopted {
+pub(crate) struct Adopted {
     // Ended before the lab's folder is removed, in which its runtime knows of it.
-    container: RunningContainer,
-    lab: Lab,
-    path: String,
+    pub container: RunningContainer,
+    pub lab: Lab,
+    pub path: String,
 }
 
 /// Starts one; `None`, said by name, where this host has not what it takes.
@@ -40,7 +40,16 @@ fn adopted_from(
             return None;
         }
     };
-    let lab = common::lab();
+    Some(adopted_in(common::lab(), runtime, path, change))
+}
+
+/// The same in a lab, with tools that are there.
+pub(crate) fn adopted_in(
+    lab: Lab,
+    runtime: &str,
+    path: String,
+    change: impl FnOnce(Bundle) -> Bundle,
+) -> Adopted {
     let bundle = Bundle::new(&lab.path().join("bundle")).expect("bundle");
     let id = format!("dewar-{}", lab.path().file_name().expect("name").to_string_lossy());
     let container = RunningContainer::start_with(runtime, change(bundle), &id).expect("container");
@@ -48,42 +57,42 @@ fn adopted_from(
     let state = adopted.container.state.display().to_string();
     let words = ["adopt", "c", "--container", &id, "--runtime", runtime, "--runtime-root", &state];
     adopted.dewar(&words).done();
-    Some(adopted)
+    adopted
 }
 
 impl Adopted {
-    fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = self.lab.command(words);
         command.env("PATH", &self.path);
         command
     }
 
-    fn dewar(&self, words: &[&str]) -> Ran {
+    pub(crate) fn dewar(&self, words: &[&str]) -> Ran {
         Ran::of(&self.command(words).output().expect("dewar starts"))
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    pub(crate) fn ask(&mut self, command: &str) -> String {
         self.container.ask(command).expect("answer")
     }
 
-    fn count(&mut self) -> u64 {
+    pub(crate) fn count(&mut self) -> u64 {
         self.ask("count").parse().expect("number")
     }
 
     /// That it works on, and everything in it is as it should be.
-    fn is_well(&mut self) {
+    pub(crate) fn is_well(&mut self) {
         let before = self.count();
         wait_until("work", Duration::from_secs(20), || self.count() > before);
         self.ask("verify");
     }
 
-    fn state(&self) -> String {
+    pub(crate) fn state(&self) -> String {
         let listed = self.dewar(&["ps"]).done().json();
         listed["guests"][0]["state"].as_str().expect("state").to_owned()
     }
 
     /// That nothing of a dump is left anywhere.
-    fn is_clean(&self) {
+    pub(crate) fn is_clean(&self) {
         assert_eq!(self.lab.ram_files("c"), [] as [std::path::PathBuf; 0]);
         assert!(!self.lab.root().join("guests/c/dump.json").exists());
         let rules = self.rules();
@@ -94,7 +103,7 @@ impl Adopted {
     }
 
     /// What keeps packets out of its network.
-    fn rules(&self) -> String {
+    pub(crate) fn rules(&self) -> String {
         let pid = self.container.pid().to_string();
         let rules = |program: &str| {
             let command = ["--target", &pid, "--net", program, "-S"];
@@ -576,7 +585,7 @@ impl HeldNetworkLock {
 }
 
 /// Who traces a process.
-fn tracer(pid: i32) -> i32 {
+pub(crate) fn tracer(pid: i32) -> i32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
     let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).expect("line");
     line.trim().parse().expect("number")

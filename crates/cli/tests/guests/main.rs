@@ -8,6 +8,7 @@ mod adopt;
 mod apart;
 mod attention;
 mod consistent;
+mod container_moves;
 mod containers;
 mod copied_disks;
 mod dedup;

@@ -7,7 +7,8 @@ use crate::failure::{Code, Failure};
 use crate::hot_pages::HOT_PAGES;
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_guest_oci::{
-    Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy, Strays, free_port,
+    Container, Description, Dump, DumpOptions, OciError, Overlay, PreCopy,
+    ROOT_FILES as ROOT_FILES_ARCHIVE, Strays, free_port,
 };
 use dewar_kernel::{available_memory, free};
 use dewar_memory::Ram;
@@ -23,16 +24,16 @@ const ROOT_FILES: &str = "root";
 
 /// A container that is a guest of ours.
 pub struct ContainerGuest<'f> {
-    folder: &'f GuestFolder,
-    container: Container,
-    process: ProcessId,
-    images: PathBuf,
-    overlay: Option<Overlay>,
+    pub(super) folder: &'f GuestFolder,
+    pub(super) container: Container,
+    pub(super) process: ProcessId,
+    pub(super) images: PathBuf,
+    pub(super) overlay: Option<Overlay>,
     /// What is copied of its memory before it is stopped.
-    copied: Option<PreCopy>,
+    pub(super) copied: Option<PreCopy>,
     stopped_pages: u64,
     strays: Strays,
-    dump: Option<Dump>,
+    pub(super) dump: Option<Dump>,
 }
 
 impl<'f> ContainerGuest<'f> {
@@ -82,7 +83,8 @@ impl<'f> ContainerGuest<'f> {
         Ok((guest, description))
     }
 
-    fn begin(&mut self) -> Result<Instant, Failure> {
+    /// Stops it, and copies what is left of its memory, and what it wrote to its root file system.
+    pub(super) fn begin(&mut self) -> Result<Instant, Failure> {
         let copied = match self.copied.take() {
             Some(copied) => copied,
             None => PreCopy::new(self.process.pid, &self.images)?,
@@ -196,8 +198,8 @@ fn saved_files(overlay: Option<&Overlay>, images: &Path) -> Vec<SavedFiles> {
 }
 
 /// The archive of what was written to the root file system.
-fn archive(images: &Path) -> PathBuf {
-    images.join("root.tar")
+pub(super) fn archive(images: &Path) -> PathBuf {
+    images.join(ROOT_FILES_ARCHIVE)
 }
 
 /// The files of pages, one after the other.
@@ -214,7 +216,7 @@ fn memory(folder: &Path, dump: &Dump) -> Result<Ram, OciError> {
 }
 
 /// The images but for those files, as an archive.
-fn pack(folder: &Path) -> std::io::Result<Vec<u8>> {
+pub(super) fn pack(folder: &Path) -> std::io::Result<Vec<u8>> {
     let output = Command::new("tar")
         .arg("--directory")
         .arg(folder)

@@ -1,27 +1,23 @@
 //! A container is brought back from a checkpoint.
 
 use super::root::RestoredRoot;
+use super::warming::Warming;
 use crate::container_process::{images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::hot_pages::{self, HOT_PAGES};
 use crate::locked_guest::{LockedGuest, NextGuest, require_ended};
-use crate::page_cache::{Warmed, files_of_container, warm};
 use crate::reporter::Reporter;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
-use dewar_kernel::{available_memory, free};
-use dewar_pagecache::Manifest;
+use dewar_kernel::free;
 use dewar_registry::{GuestFolder, GuestRecord, Origin, Phase, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 /// How a container shall be brought back.
 #[derive(Debug, Clone)]
@@ -107,21 +103,19 @@ pub fn restore(
             match warming {
                 Some(warming) => {
                     // It runs, whatever becomes of that.
-                    if let Err(error) = folder.write(HOT_PAGES, &warming.manifest) {
+                    if let Err(error) = folder.write(HOT_PAGES, warming.manifest()) {
                         reporter.warn(&error.to_string());
                     }
                     drop(lock);
                     reporter.stage("reading what it uses");
-                    let _ = warming.thread.join();
+                    warming.finish();
                 }
                 None => drop(folder.remove(HOT_PAGES)),
             }
             Ok(record)
         }
         Err(failure) => {
-            if let Some(warming) = warming {
-                warming.stop.store(true, Ordering::Relaxed);
-            }
+            drop(warming);
             match &before {
                 Some(before) => folder.set_record(before)?,
                 None => folder.remove_all()?,
@@ -135,7 +129,7 @@ pub fn restore(
     }
 }
 
-fn require_host(container: &Container) -> Result<(), Failure> {
+pub(super) fn require_host(container: &Container) -> Result<(), Failure> {
     Preconditions::of_host().require(container)?;
     let config = container.config_file();
     if !config.exists() {
@@ -148,7 +142,11 @@ fn require_host(container: &Container) -> Result<(), Failure> {
 }
 
 /// That the container is no other guest's: two guests must not end each other's.
-fn require_no_other(host: &Host, name: &str, container: &Container) -> Result<(), Failure> {
+pub(super) fn require_no_other(
+    host: &Host,
+    name: &str,
+    container: &Container,
+) -> Result<(), Failure> {
     let wanted = container.record();
     let is_it = |record: &GuestRecord| {
         let known = record.container.as_ref();
@@ -182,7 +180,7 @@ fn require_room(image: &ImageReader, images: &Path) -> Result<(), Failure> {
 }
 
 /// That the runtime knows no container by the id. One that has ended is forgotten, if it was the guest's.
-fn clear_container(
+pub(super) fn clear_container(
     container: &Container,
     before: Option<&GuestRecord>,
     replace: bool,
@@ -216,7 +214,8 @@ fn load(
     let inside = images.join("images");
     fs::create_dir(&inside).map_err(failed("making a folder in memory"))?;
     unpack(&inside, state).map_err(failed("unpacking the state of the processes"))?;
-    *warming = Warming::start(container, &inside.join(HOT_PAGES), reporter);
+    let known = hot_pages::read(&inside.join(HOT_PAGES));
+    *warming = Warming::start(container, known, reporter);
     reporter.stage("reading memory");
     let mut files = Vec::new();
     for region in &image.record().memory.regions {
@@ -231,36 +230,6 @@ fn load(
     Ok(dewar_guest_oci::restore(container, &options)?)
 }
 
-/// The pages of files that it uses are being read, beside its memory and when it runs.
-struct Warming {
-    manifest: Manifest,
-    thread: JoinHandle<Warmed>,
-    stop: Arc<AtomicBool>,
-}
-
-/// The share of the memory that is free which is filled so.
-const WARM_SHARE: u64 = 2;
-
-impl Warming {
-    fn start(container: &Container, path: &Path, reporter: &dyn Reporter) -> Option<Self> {
-        let begun = || -> Result<Option<Self>, Failure> {
-            let Some(manifest) = hot_pages::read(path)? else { return Ok(None) };
-            let trees = files_of_container(container, &container.config()?)?;
-            let most = available_memory().map_or(0, |free| free / WARM_SHARE);
-            let (read, stop) = (manifest.clone(), Arc::new(AtomicBool::new(false)));
-            let asked = Arc::clone(&stop);
-            let thread = std::thread::Builder::new()
-                .spawn(move || warm(&trees, &read, most, &asked, &|_| {}))
-                .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
-            Ok(Some(Self { manifest, thread, stop }))
-        };
-        begun().unwrap_or_else(|failure| {
-            reporter.warn(&format!("what it uses is not read before: {}", failure.whole()));
-            None
-        })
-    }
-}
-
 /// A file of pages, all of them zeros. The name is a stranger's.
 fn new_file(folder: &Path, name: &str, bytes: u64) -> io::Result<File> {
     if name.contains('/') || !name.starts_with("pages-") {
@@ -272,7 +241,7 @@ fn new_file(folder: &Path, name: &str, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-fn unpack(folder: &Path, archive: &[u8]) -> io::Result<()> {
+pub(super) fn unpack(folder: &Path, archive: &[u8]) -> io::Result<()> {
     let mut tar = Command::new("tar")
         .arg("--directory")
         .arg(folder)

@@ -9,7 +9,7 @@ use dewar_guest_oci::{Description, Overlay, unmount_from};
 use dewar_image::{ImageReader, Store};
 use dewar_registry::GuestFolder;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What was mounted for a container that is being restored.
 pub struct RestoredRoot {
@@ -40,7 +40,30 @@ impl RestoredRoot {
         else {
             return Ok(Self { mounted: None });
         };
-        let rootfs = description.container().rootfs(&description.config);
+        let bases = match store.folder() {
+            Some(_) => folder.base_disks(),
+            None => folder.make_base_disks()?,
+        };
+        let mut made = Vec::new();
+        let archive = store.disk_file(disk, &bases, &mut made).map(|(path, _)| path);
+        let mounted = archive.map_err(Failure::from).and_then(|archive| {
+            let rootfs = description.container().rootfs(&description.config);
+            Self::mount_archive(&archive, overlay, rootfs, folder)
+        });
+        made.iter().for_each(|path| drop(fs::remove_file(path)));
+        mounted
+    }
+
+    /// The same from an archive of them.
+    ///
+    /// # Errors
+    /// As [`RestoredRoot::mount`].
+    pub fn mount_archive(
+        archive: &Path,
+        overlay: &Overlay,
+        rootfs: PathBuf,
+        folder: &GuestFolder,
+    ) -> Result<Self, Failure> {
         let was = Overlay::mounted_on(&rootfs)?.filter(|it| is_ours(folder, it));
         let [one, other] = root_folders(folder);
         let (fresh, before) = match was {
@@ -48,17 +71,7 @@ impl RestoredRoot {
             Some(was) => (one, Some((was, other))),
             None => (one, None),
         };
-        let bases = match store.folder() {
-            Some(_) => folder.base_disks(),
-            None => folder.make_base_disks()?,
-        };
-        let mut made = Vec::new();
-        let archive = store.disk_file(disk, &bases, &mut made).map(|(path, _)| path);
-        let unpacked = archive
-            .map_err(Failure::from)
-            .and_then(|archive| Ok(overlay.unpack(&archive, &fresh)?));
-        made.iter().for_each(|path| drop(fs::remove_file(path)));
-        let new = unpacked?;
+        let new = overlay.unpack(archive, &fresh)?;
         if before.is_some() {
             unmount_from(&rootfs)?;
         }

@@ -128,11 +128,11 @@ fn roll_back(
     folder: &GuestFolder,
     record: &GuestRecord,
 ) -> Result<(), Failure> {
-    if record.container.is_some() {
-        return container_process::let_run(folder, record);
-    }
     if record.phase != Phase::Leaving {
-        return Ok(recover(connect, folder, record)?);
+        return match record.container {
+            Some(_) => container_process::let_run(folder, record),
+            None => Ok(recover(connect, folder, record)?),
+        };
     }
     let same = |now: &GuestRecord| now.process.is_same(&record.process);
     // Read each time: a try that failed may have come far. Nothing is left of a guest that is gone, and

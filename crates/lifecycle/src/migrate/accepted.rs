@@ -10,9 +10,11 @@ use dewar_codec::Compression;
 use dewar_guest::Guest;
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::check;
+use dewar_memory::Ram;
 use dewar_migrate::{GpuUse, Identity, TunnelReader, TunnelWriter};
 use dewar_registry::{GuestFolder, GuestRecord};
 use dewar_wire::hello::Features;
+use serde::Serialize;
 use std::fs::File;
 use std::io::Read;
 use std::process::ChildStdin;
@@ -78,6 +80,18 @@ impl Accepted {
         let checked = check(guest)?;
         let machine = MovingMachine::of(guest, &checked, &options.disks)?;
         machine.require_shared_disks(folder)?;
+        Self::offer(checked, &guest.ram(), &machine, options, trial, reporter)
+    }
+
+    /// The same of a guest that is known by its record, its memory, and what the other host must know of it.
+    pub fn offer(
+        checked: GuestRecord,
+        ram: &Ram,
+        machine: &impl Serialize,
+        options: &MigrateOptions,
+        trial: bool,
+        reporter: &dyn Reporter,
+    ) -> Result<Self, Failure> {
         reporter.stage("reaching the other host");
         let Peer { process, control, pages, disks } = options.peer.connect(new_session()?)?;
         let tunnel = pages.another();
@@ -86,11 +100,11 @@ impl Accepted {
         if post_copy && !control.can(Features::POST_COPY) {
             return Err(no_post_copy(to));
         }
-        let (ram, identity) = (guest.ram(), Identity::new()?);
+        let identity = Identity::new()?;
         let links = {
-            let (control, checked, ram) = (&control, &checked, &ram);
+            let (control, checked) = (&control, &checked);
             let offered = Offered { control, checked, ram, to, identity, post_copy, trial };
-            let listening = offered.offer(&machine, &options.way)?;
+            let listening = offered.offer(machine, &options.way)?;
             offered.links(pages, listening, &options.way, reporter)?
         };
         Ok(Self { process, control, links, disks, tunnel, checked })

@@ -1,6 +1,6 @@
 //! The first words with the other host: may the guest come, and which way do its pages go?
 
-use super::moving_machine::{MovingMachine, regions};
+use super::moving_machine::regions;
 use crate::failure::{Code, Failure};
 use crate::migration::ToTheDestination;
 use crate::reporter::Reporter;
@@ -10,6 +10,7 @@ use dewar_migrate::{FrameWriter, Identity, MigrateError, TunnelWriter, connect};
 use dewar_registry::GuestRecord;
 use dewar_wire::control::{CONTROL, Listening, Offer, ToDestination, ToSource};
 use dewar_wire::frame::Side;
+use serde::Serialize;
 use std::io::Write;
 use std::process::ChildStdin;
 
@@ -52,7 +53,7 @@ pub(super) type PageLink = FrameWriter<Box<dyn Write + Send>>;
 
 impl Offered<'_> {
     /// Asks the other host whether the guest may come; says where it listens for pages.
-    pub fn offer(&self, machine: &MovingMachine, way: &Way) -> Result<Option<Listening>, Failure> {
+    pub fn offer(&self, machine: &impl Serialize, way: &Way) -> Result<Option<Listening>, Failure> {
         let machine = serde_json::to_value(machine)
             .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         let is_direct = *way != Way::Tunnel;

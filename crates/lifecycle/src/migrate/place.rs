@@ -138,7 +138,7 @@ fn undo(folder: &GuestFolder, record: &GuestRecord) {
 }
 
 /// The lock of a name that no guest has, nor had.
-fn free_name(folder: &GuestFolder, instance: &str) -> Result<GuestLock, Failure> {
+pub(super) fn free_name(folder: &GuestFolder, instance: &str) -> Result<GuestLock, Failure> {
     let mut lock = folder.lock()?;
     if let Some(record) = folder.record_if_any()? {
         // What is left of an earlier try goes, and with it the lock's file.

@@ -8,10 +8,10 @@ use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
 use crate::migration::owed_pages::{is_partial, ram_of_files};
-use crate::migration::{ByRecord, Peer, SourceSide};
 use crate::migration::{DestinationSide, ToTheSource};
 use crate::migration::{MigrationRecord, is_elsewhere, migration_of};
-use crate::recovery::migration::{arriving, is_given, recover_lost, refuse};
+use crate::migration::{Peer, SourceSide, hands_by_record};
+use crate::recovery::migration::{arriving_side, is_given, recover_lost, refuse};
 use crate::reporter::Reporter;
 use dewar_codec::Compression;
 use dewar_guest_qemu::Qmp;
@@ -88,7 +88,7 @@ pub fn resume(
     let sender = PageSender::start(tunnel, Compression::Auto, LEVEL);
     let (machine, _) = Source::recover(given_as(&on_disk));
     let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
-    let mut hands = ByRecord { folder: &folder, record: &back, connect: || Qmp::of(&back) };
+    let hands = &mut *hands_by_record(&folder, &back, || Qmp::of(&back));
     let reached = |step: &str| reporter.reached(step);
     let mut side = SourceSide {
         machine,
@@ -100,7 +100,7 @@ pub fn resume(
         reached: &reached,
     };
     if ending == Ending::Forward {
-        side.on(SourceEvent::LinkBack, &mut hands)?;
+        side.on(SourceEvent::LinkBack, hands)?;
     }
     let serving = Serving {
         control: &control,
@@ -109,7 +109,7 @@ pub fn resume(
         sender: &sender,
         reporter,
     };
-    let decided = serving.until_decided(&mut side, &mut hands, &mut |_, _| Ok(()));
+    let decided = serving.until_decided(&mut side, hands, &mut |_, _| Ok(()));
     let known = side.machine.record();
     decided.map_err(|failure| still_given(failure, name, &other, known))?;
     Ok(match side.machine.record() {
@@ -147,8 +147,8 @@ pub fn take_back(host: &Host, name: &str) -> Result<(), Failure> {
         control: None,
         reached: &|_| {},
     };
-    let mut hands = ByRecord { folder: &folder, record: &back, connect: || Qmp::of(&back) };
-    side.on(SourceEvent::TakeBack, &mut hands)
+    let hands = &mut *hands_by_record(&folder, &back, || Qmp::of(&back));
+    side.on(SourceEvent::TakeBack, hands)
 }
 
 /// Refuses a guest that waits here for the word of the other host; nothing is left of it here.
@@ -278,7 +278,7 @@ pub(super) fn answer(
                 service = Some(OwedService::take_over(control, &folder, &record, pages)?);
             }
             let record = folder.record()?;
-            arriving(&folder, record, session, on_disk)?
+            arriving_side(&folder, record, session, on_disk)?
         }
         None => {
             let (machine, _) = Destination::recover(known, false, false);

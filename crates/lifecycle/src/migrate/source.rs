@@ -3,14 +3,14 @@
 use super::accepted::{Accepted, MigrateOptions, PostCopy};
 use super::disks::DiskCopies;
 use super::flow::FlowMeter;
+use super::moving::{LiveHands, Migrated, Moving, Stages, is_given};
 use super::moving_machine::MovingState;
 use super::offered::{LEVEL, instance};
-use super::resume::still_given;
 use super::serving::{Serving, wait_for_epoch, why_not_sent};
 use super::slow_down;
 use crate::attached_guest::AttachedGuest;
-use crate::failure::{Code, Failure, GONE};
-use crate::guardian::{Guardian, Pauses};
+use crate::failure::{Code, Failure};
+use crate::guardian::Guardian;
 use crate::migration::ToTheDestination;
 use crate::migration::{Hands, SourceSide};
 use crate::migration::{MigrationRecord, SideRecord};
@@ -21,58 +21,18 @@ use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
 use dewar_guest_qemu::freeze::{end_process, forwarded, stop_and_save};
 use dewar_memory::{Ram, WriteTracker};
-use dewar_migrate::{GpuHelp, GpuUsed, MigrateError, PageSender, Precopy};
+use dewar_migrate::{GpuHelp, MigrateError, PageSender, Precopy};
 use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::hello::Features;
-use dewar_wire::ownership::{FromDestination, Source, SourceEvent, SourceRecord};
+use dewar_wire::ownership::{Source, SourceEvent, SourceRecord};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What a gap has beside the last pages: the device state is saved, sent and loaded, and three records are
 /// written to disk.
 const FIXED_GAP: Duration = Duration::from_millis(20);
-
-/// A guest that moved.
-#[derive(Debug)]
-pub struct Migrated {
-    /// From the beginning until the other host said that it runs.
-    pub total: Duration,
-    /// From just before it was stopped until then.
-    pub gap: Duration,
-    /// When what was done.
-    pub stages: Stages,
-    /// Pages that were sent, each time.
-    pub pages: u64,
-    /// Bytes that were sent for them.
-    pub bytes: u64,
-    /// Bytes of device state.
-    pub state_bytes: u64,
-    /// Pages in each set that was written meanwhile.
-    pub epochs: Vec<u64>,
-    /// Pages that were sent when it ran there already.
-    pub post_copy_pages: u64,
-    /// Of those that were sent, how many went as the same as another.
-    pub same_pages: u64,
-    /// How many went as the words that differ from the version before.
-    pub delta_pages: u64,
-    /// What a GPU did.
-    pub gpu: GpuUsed,
-}
-
-/// When each stage of a move was done, since the command began.
-#[derive(Debug, Clone, Copy)]
-pub struct Stages {
-    /// The other host takes the guest.
-    pub reached: Duration,
-    /// Every page that stands still was sent.
-    pub memory_sent: Duration,
-    /// The guest was stopped.
-    pub stopped: Duration,
-    /// It ran there.
-    pub runs_there: Duration,
-}
 
 /// Moves a guest to another host.
 ///
@@ -117,26 +77,19 @@ pub fn migrate(
         control: Some(&control),
         reached: &at_step,
     };
-    let mut moving = Moving {
-        began,
-        reached,
-        side,
-        folder: &folder,
-        checked: &checked,
-        pauses: &pauses,
-        reporter,
-    };
+    let mut moving = Moving { began, reached, side, folder: &folder, pauses: &pauses, reporter };
     let copies = match options.disks.copy {
         true => DiskCopies::begin(&mut guest, &folder, disks, &tunnel, session).map(Some),
         false => Ok(None),
     };
     let moved = copies.and_then(|copies| {
-        let moved = moving.run(&mut guest, &sender, &control, copies.as_ref(), options);
+        let way = PagesWay { sender: &sender, control: &control, copies: copies.as_ref() };
+        let moved = moving.run(&mut guest, &checked, &way, options);
         // Where it failed, what QEMU has under way there is not waited for.
         drop(copies);
         moved
     });
-    let end = moving.end(&mut guest, moved);
+    let end = moving.end(&mut Live { guest: &mut guest, last: None }, moved);
     if is_given(&moving.side) || !matches!(guest.health(), Health::Unknown(_)) {
         guardian.dismiss();
     }
@@ -145,21 +98,11 @@ pub fn migrate(
     Ok(moved)
 }
 
-/// Whether the guest is the other host's, as far as is known here.
-fn is_given(side: &SourceSide<'_>) -> bool {
-    use SourceRecord::{Given, Gone, Serving};
-    matches!(side.machine.record(), Some(Given | Serving | Gone))
-}
-
-/// A migration under way.
-struct Moving<'m> {
-    began: Instant,
-    reached: Duration,
-    side: SourceSide<'m>,
-    folder: &'m GuestFolder,
-    checked: &'m GuestRecord,
-    pauses: &'m Pauses,
-    reporter: &'m dyn Reporter,
+/// What leads to the other host.
+struct PagesWay<'w> {
+    sender: &'w PageSender,
+    control: &'w ToTheDestination,
+    copies: Option<&'w DiskCopies>,
 }
 
 impl Moving<'_> {
@@ -167,11 +110,11 @@ impl Moving<'_> {
     fn run(
         &mut self,
         guest: &mut QemuGuest,
-        sender: &PageSender,
-        control: &ToTheDestination,
-        copies: Option<&DiskCopies>,
+        checked: &GuestRecord,
+        way: &PagesWay<'_>,
         options: &MigrateOptions,
     ) -> Result<Migrated, Failure> {
+        let PagesWay { sender, control, copies } = *way;
         let ram = guest.ram();
         let tracker = track(guest, self.folder, &ram)?;
         guest.drain()?;
@@ -201,7 +144,7 @@ impl Moving<'_> {
         let stopping = Instant::now();
         let epochs = epochs.all().iter().map(|epoch| epoch.dirty_pages).collect();
         let mut state_bytes = 0;
-        let (checked, pauses) = (self.checked, self.pauses);
+        let pauses = self.pauses;
         let last = |guest: &mut QemuGuest| {
             let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
@@ -290,78 +233,6 @@ impl Moving<'_> {
             false => Err(does_not_converge(&found, epochs, options)),
         }
     }
-
-    /// Hears the destination until it is known on which side the guest is; says when it ran there, and how
-    /// many pages it got then.
-    fn hand_over(
-        &mut self,
-        hands: &mut Live<'_>,
-        serving: &Serving<'_>,
-    ) -> Result<(Instant, u64), Failure> {
-        let mut runs_at = None;
-        let pauses = self.pauses;
-        let mut on_word = |word: FromDestination, hands: &mut dyn Hands| {
-            match word {
-                // A user that let it run until now is heard.
-                FromDestination::Ready => hands.ensure_stopped()?,
-                FromDestination::Partial | FromDestination::Running => {
-                    runs_at.get_or_insert_with(Instant::now);
-                    pauses.end();
-                }
-                FromDestination::Refused => {}
-            }
-            Ok(())
-        };
-        let sent = serving.until_decided(&mut self.side, hands, &mut on_word)?;
-        match self.side.machine.record() {
-            Some(SourceRecord::Gone) => Ok((runs_at.unwrap_or_else(Instant::now), sent)),
-            _ => Err(Failure::new(Code::Failed, "the other host refused the guest")),
-        }
-    }
-
-    /// Brings a migration that failed to its end: what is on disk decides.
-    fn end(
-        &mut self,
-        guest: &mut QemuGuest,
-        moved: Result<Migrated, Failure>,
-    ) -> Result<Migrated, Failure> {
-        let failure = match moved {
-            Ok(moved) => return Ok(moved),
-            Err(failure) => failure,
-        };
-        if self.side.machine.record() == Some(SourceRecord::Gone) {
-            let (name, other) = (self.folder.name(), &self.side.record.other);
-            return Err(failure
-                .attention()
-                .state(format!(
-                    "'{name}' runs at {other}; not all that was left of it here is removed"
-                ))
-                .advice("'dewar ps' goes on with that"));
-        }
-        self.pauses.end_throttle();
-        let mut hands = Live { guest, last: None };
-        let back = self.side.begin_again(&mut hands);
-        if is_given(&self.side) {
-            let (name, other) = (self.folder.name(), &self.side.record.other);
-            return Err(still_given(failure, name, other, self.side.machine.record()));
-        }
-        if let Err(error) = hands.guest.rollback() {
-            // What copied its disks is ended by the next command.
-            self.reporter.warn(&error.to_string());
-        }
-        // That the guest stays.
-        let _ = self.side.on(SourceEvent::LinkBack, &mut hands);
-        self.pauses.end();
-        let health = hands.guest.health();
-        let failure = failure.state(format!("the guest was not moved; {health}"));
-        Err(match (back, health) {
-            (Err(_), _) | (_, Health::Unknown(_)) => {
-                failure.attention().advice("'dewar ps' tries to put it right")
-            }
-            (_, Health::Gone) => failure.attention().advice(GONE),
-            _ => failure,
-        })
-    }
 }
 
 /// Begins to record the guest's writes.
@@ -433,5 +304,11 @@ impl Hands for Live<'_> {
     fn end(&mut self) -> Result<(), Failure> {
         let record = self.guest.record().clone();
         Ok(end_process(self.guest, &record)?)
+    }
+}
+
+impl LiveHands for Live<'_> {
+    fn health(&mut self) -> Health {
+        self.guest.health()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::made_disks;
 use super::record::{MigrationRecord, SideRecord};
+use crate::container::arriving;
 use crate::failure::{Code, Failure};
 use crate::process::qmp_failure;
 use dewar_guest_qemu::Incoming;
@@ -100,6 +101,11 @@ impl DestinationSide<'_> {
     }
 
     fn run(&mut self) -> Result<(), Failure> {
+        if let Some(record) = self.guest.as_ref().filter(|it| it.container.is_some()) {
+            self.guest = Some(arriving::run(self.folder, record)?);
+            (self.reached)("committed");
+            return Ok(());
+        }
         if let Some(record) = self.guest.take().filter(|_| self.incoming.is_none()) {
             let resumed = Incoming::resume(self.folder.clone(), record.clone());
             // Should its QEMU not answer, the next command tries again.
@@ -138,12 +144,18 @@ impl DestinationSide<'_> {
 
     /// Nothing of the guest is left on this host then.
     fn discard(&mut self) -> Result<(), Failure> {
-        if let Some(record) = self.guest() {
-            self.incoming = None;
-            kill(&record.process);
-            made_disks::remove(self.folder);
-            self.folder.remove_ram(&record)?;
-            self.folder.remove_all()?;
+        match self.guest() {
+            Some(record) if record.container.is_some() => {
+                arriving::throw_away(self.folder, &record)?;
+            }
+            Some(record) => {
+                self.incoming = None;
+                kill(&record.process);
+                made_disks::remove(self.folder);
+                self.folder.remove_ram(&record)?;
+                self.folder.remove_all()?;
+            }
+            None => {}
         }
         self.guest = None;
         (self.reached)("discarded");

@@ -1,6 +1,7 @@
 //! The source's state machine, its record on disk, and what carries its actions out.
 
 use super::record::{MigrationRecord, SideRecord};
+use crate::container::leaving::{leave_by_record, stay_by_record};
 use crate::failure::Failure;
 use crate::process::end_qemu;
 use dewar_guest_qemu::{Qmp, recover};
@@ -115,12 +116,47 @@ impl SourceSide<'_> {
     }
 }
 
-/// Hands for a guest that is known by its record alone.
-pub(crate) struct ByRecord<'r, F> {
-    pub folder: &'r GuestFolder,
-    pub record: &'r GuestRecord,
-    /// Connects to its QEMU.
-    pub connect: F,
+/// Hands for a guest that is known by its record alone. `connect` leads to its QEMU.
+pub(crate) fn hands_by_record<'r>(
+    folder: &'r GuestFolder,
+    record: &'r GuestRecord,
+    connect: impl FnMut() -> Result<Qmp, dewar_guest_qemu::QmpError> + 'r,
+) -> Box<dyn Hands + 'r> {
+    match record.container {
+        Some(_) => Box::new(ContainerByRecord { folder, record }),
+        None => Box::new(ByRecord { folder, record, connect }),
+    }
+}
+
+/// Those for a container.
+struct ContainerByRecord<'r> {
+    folder: &'r GuestFolder,
+    record: &'r GuestRecord,
+}
+
+impl Hands for ContainerByRecord<'_> {
+    fn stop(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn ensure_stopped(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        stay_by_record(self.folder, self.record)
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        leave_by_record(self.folder, self.record)
+    }
+}
+
+/// Those for a virtual machine.
+struct ByRecord<'r, F> {
+    folder: &'r GuestFolder,
+    record: &'r GuestRecord,
+    connect: F,
 }
 
 impl<F: FnMut() -> Result<Qmp, dewar_guest_qemu::QmpError>> Hands for ByRecord<'_, F> {

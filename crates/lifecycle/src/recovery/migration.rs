@@ -1,8 +1,9 @@
 //! What a killed command left of a migration.
 
+use crate::container::arriving;
 use crate::failure::{Code, Failure};
 use crate::migration::{
-    ByRecord, DestinationSide, Hands, MigrationRecord, SideRecord, SourceSide, migration_of,
+    DestinationSide, MigrationRecord, SideRecord, SourceSide, hands_by_record, migration_of,
     owed_pages,
 };
 use dewar_guest_qemu::{Qmp, QmpError};
@@ -50,7 +51,7 @@ pub fn recover_source(
         reached: &|_| {},
     };
     let back = GuestRecord { phase: Phase::Running, ..record.clone() };
-    side.begin_again(&mut ByRecord { folder, record: &back, connect })?;
+    side.begin_again(&mut *hands_by_record(folder, &back, connect))?;
     Ok(folder.record()?)
 }
 
@@ -58,19 +59,22 @@ pub fn recover_source(
 /// other host will ever run it.
 pub(crate) fn recover_lost(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     let back = GuestRecord { phase: Phase::Running, migration: None, ..record.clone() };
-    ByRecord { folder, record: &back, connect: || Qmp::of(&back) }.resume()?;
+    hands_by_record(folder, &back, || Qmp::of(&back)).resume()?;
     Ok(folder.set_record(&back)?)
 }
 
 /// The guest that arrives, as a side that no connection leads to.
-pub(crate) fn arriving(
+pub(crate) fn arriving_side(
     folder: &GuestFolder,
     record: GuestRecord,
     session: u64,
     on_disk: Option<MigrationRecord>,
 ) -> Result<(DestinationSide<'_>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
-    let lives = record.process.is_alive();
+    let lives = match record.container {
+        Some(_) => arriving::lives(&record),
+        None => record.process.is_alive(),
+    };
     let partial = owed_pages::is_partial(folder, &record);
     let (machine, now) = Destination::recover(known, lives, partial);
     let side = DestinationSide {
@@ -96,7 +100,7 @@ fn recover_destination(folder: &GuestFolder, record: GuestRecord) -> Result<Gues
         // Its QEMU may wait for a page, and not answer: it goes on with the host that has the page.
         return Ok(record);
     }
-    let (mut side, now) = arriving(folder, record, session, on_disk)?;
+    let (mut side, now) = arriving_side(folder, record, session, on_disk)?;
     match never_arrived {
         // What a killed process had received can never be loaded.
         true => side.carry_out(vec![DestinationAction::Discard])?,
@@ -131,7 +135,7 @@ pub fn refuse(folder: &GuestFolder, record: GuestRecord) -> Result<(), Failure> 
     let Some((session, on_disk)) = migration_of(folder, &record)? else {
         return Err(unknown(&record));
     };
-    let (mut side, now) = arriving(folder, record, session, on_disk)?;
+    let (mut side, now) = arriving_side(folder, record, session, on_disk)?;
     side.carry_out(now)?;
     side.on(DestinationEvent::GiveUp)?;
     match side.machine.record() {

@@ -1,0 +1,338 @@
+//! Containers that move to another host and back: two hosts on this machine, with namespaces, control groups and
+//! folders of the runtime of their own.
+
+use crate::common;
+use crate::containers::{Adopted, adopted_in};
+use crate::migrate::{Hosts, words};
+use dewar_testkit::{
+    Bundle, Lab, Ran, container_tools, is_alive, kill, wait_until, wait_while_alive,
+};
+use rustix::process::Signal;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// A container on the first of two hosts.
+struct Pair {
+    a: Adopted,
+    b: Lab,
+    /// What leads to each, for `--via`.
+    via_a: String,
+    via_b: String,
+    groups: Vec<PathBuf>,
+}
+
+impl Pair {
+    /// `None`, said by name, where this machine has not what it takes.
+    fn new(test: &str, change: impl FnOnce(Bundle) -> Bundle) -> Option<Self> {
+        let path = match container_tools("runc") {
+            Ok(path) => path,
+            Err(why) => {
+                println!("SKIPPED container_moves::{test}: {why}");
+                return None;
+            }
+        };
+        let lab = common::lab().as_host().expect("first host");
+        let b = lab.second_host(&[]).expect("second host");
+        let via_a = lab.via();
+        let a = adopted_in(lab, "runc", path, change);
+        let runtime = a.container.state.display().to_string();
+        // What the runtime knows there is of that host.
+        let line = format!("exec {} mount -t tmpfs none {runtime}", b.via());
+        assert!(Command::new("sh").args(["-c", &line]).status().expect("mount").success());
+        let groups = control_groups(&a.container.id);
+        let via_b = a.lab.path().join("via-b");
+        let joined = groups.iter().map(|it| format!("echo $$ > {}/cgroup.procs\n", it.display()));
+        let script = format!("#!/bin/sh\n{}exec {} \"$@\"\n", joined.collect::<String>(), b.via());
+        fs::write(&via_b, script).expect("script");
+        fs::set_permissions(&via_b, Permissions::from_mode(0o755)).expect("mode");
+        Some(Self { a, b, via_a, via_b: via_b.display().to_string(), groups })
+    }
+
+    fn there(&self, more: &[&str]) -> Command {
+        let line = Hosts::line_of("c", &self.via_b, &self.b, more);
+        self.a.command(&words(&line))
+    }
+
+    fn migrate(&self, more: &[&str]) -> Ran {
+        Ran::of(&self.there(more).output().expect("dewar starts"))
+    }
+
+    fn back(&self, more: &[&str]) -> Ran {
+        let line = Hosts::line_of("c", &self.via_a, &self.a.lab, more);
+        self.on_b(&words(&line))
+    }
+
+    fn on_b(&self, words: &[&str]) -> Ran {
+        let mut command = self.b.command(words);
+        command.env("PATH", &self.a.path);
+        Ran::of(&command.output().expect("dewar starts"))
+    }
+
+    /// What `ps` says of it on each host.
+    fn states(&self) -> [Option<String>; 2] {
+        let state = |ran: Ran| {
+            let listed = ran.done().json();
+            listed["guests"][0]["state"].as_str().map(str::to_owned)
+        };
+        [state(self.a.dewar(&["ps"])), state(self.on_b(&["ps"]))]
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.b.command(&["stop", "c", "--now"]).env("PATH", &self.a.path).output();
+        self.groups.iter().for_each(|it| drop(fs::remove_dir(it)));
+    }
+}
+
+/// A control group in each hierarchy for the second host: its containers must not be in those of the first.
+fn control_groups(name: &str) -> Vec<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").expect("control groups");
+    let group = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controller, path) = (parts.next()?, parts.next()?);
+        let root = match controller {
+            "" => PathBuf::from("/sys/fs/cgroup/unified"),
+            _ => PathBuf::from("/sys/fs/cgroup").join(controller.trim_start_matches("name=")),
+        };
+        let root = if root.is_dir() { root } else { PathBuf::from("/sys/fs/cgroup") };
+        let group = root.join(path.trim_start_matches('/')).join(format!("{name}-b"));
+        fs::create_dir(&group).ok()?;
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            // Without them a group of that hierarchy takes no process.
+            if let Ok(of_parent) = fs::read(root.join(file)) {
+                fs::write(group.join(file), of_parent).expect("cpuset");
+            }
+        }
+        Some(group)
+    };
+    own.lines().filter_map(group).collect()
+}
+
+/// The CPU time that a process has used.
+fn used(pid: i32) -> Vec<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.split(' ').skip(13).take(2).map(str::to_owned).collect()
+}
+
+/// That a container that works stands still.
+fn stands_still(pid: i32) {
+    let before = used(pid);
+    assert_eq!(before.len(), 2, "it has ended");
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(used(pid), before);
+}
+
+const GIVEN: [Option<&str>; 2] = [Some("given away"), Some("arriving")];
+const GONE: [Option<&str>; 2] = [None, Some("running")];
+const HERE: [Option<&str>; 2] = [Some("running"), None];
+
+fn are(states: &[Option<String>; 2]) -> [Option<&str>; 2] {
+    [states[0].as_deref(), states[1].as_deref()]
+}
+
+#[test]
+fn a_container_moves_and_comes_back() {
+    let Some(mut pair) = Pair::new("a_container_moves_and_comes_back", |it| it) else { return };
+    pair.a.ask("check 2000 2 none");
+    let first = pair.a.container.pid();
+    let before = pair.a.count();
+    let moved = pair.migrate(&["--max-downtime", "2s"]).done().json();
+    println!("{moved}");
+    assert!(pair.a.count() > before);
+    pair.a.is_well();
+    assert_eq!(are(&pair.states()), GONE);
+    assert!(!is_alive(first));
+    let moved = pair.back(&["--max-downtime", "2s"]).done().json();
+    println!("{moved}");
+    pair.a.is_well();
+    assert_eq!(are(&pair.states()), HERE);
+    pair.a.is_clean();
+}
+
+/// The step at which the command is killed, and whether the container is here afterwards, or given away.
+const SOURCE_STEPS: [(&str, bool); 6] = [
+    ("stopping", true),
+    ("intent", true),
+    ("captured", true),
+    ("sent", true),
+    ("given", false),
+    ("gone", false),
+];
+
+#[test]
+fn a_source_that_dies_at_any_step_leaves_one() {
+    let test = "a_source_that_dies_at_any_step_leaves_one";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    for (step, stays) in SOURCE_STEPS {
+        let first = pair.a.container.pid();
+        let mut command = pair.there(&["--max-downtime", "2s"]);
+        command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill"));
+        let ran = command.output().expect("dewar starts");
+        assert!(!ran.status.success(), "{step}: {ran:?}");
+        if stays {
+            // The guardian lets it run, and the other side sees the end of the connection.
+            wait_until(&format!("{step}: it is here"), Duration::from_secs(60), || {
+                are(&pair.states()) == HERE
+            });
+            assert_eq!(pair.a.container.pid(), first, "{step}");
+            pair.a.is_well();
+            pair.a.is_clean();
+            continue;
+        }
+        if step == "given" {
+            assert_eq!(are(&pair.states()), GIVEN, "{step}");
+            stands_still(first);
+            pair.a.dewar(&["migrate", "c", "--resume"]).done();
+        }
+        assert!(!is_alive(first) || step == "gone", "{step}");
+        wait_until(&format!("{step}: it is there"), Duration::from_secs(30), || {
+            are(&pair.states()) == GONE
+        });
+        assert!(!is_alive(first), "{step}");
+        pair.a.is_well();
+        pair.back(&["--max-downtime", "2s"]).done();
+        pair.a.is_well();
+        assert_eq!(are(&pair.states()), HERE, "{step}");
+    }
+}
+
+#[test]
+fn a_destination_that_dies_at_any_step_leaves_one() {
+    let test = "a_destination_that_dies_at_any_step_leaves_one";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    for step in ["loaded", "owned", "committed", "running"] {
+        let first = pair.a.container.pid();
+        let mut command = pair.there(&["--max-downtime", "2s"]);
+        command.env("DEWAR_TEST_SIGNAL", format!("{step}:kill"));
+        let ran = Ran::of(&command.output().expect("dewar starts"));
+        if step == "loaded" {
+            ran.failed(1, &["the guest is running"]);
+            pair.a.is_well();
+            // It waits there for a word; the next try says it.
+            assert_eq!(are(&pair.states()), [Some("running"), Some("arriving")]);
+            continue;
+        }
+        ran.failed(5, &["'dewar migrate c --resume' asks again"]);
+        stands_still(first);
+        pair.a.dewar(&["migrate", "c", "--resume"]).done();
+        assert_eq!(are(&pair.states()), GONE, "{step}");
+        assert!(!is_alive(first), "{step}");
+        pair.a.is_well();
+        pair.back(&["--max-downtime", "2s"]).done();
+        pair.a.is_well();
+    }
+}
+
+/// Gives it away, and kills the command then.
+fn give_away(pair: &Pair) -> i32 {
+    let first = pair.a.container.pid();
+    let mut command = pair.there(&["--max-downtime", "2s"]);
+    command.env("DEWAR_TEST_SIGNAL", "given:kill");
+    assert!(!command.output().expect("dewar starts").status.success());
+    first
+}
+
+#[test]
+fn one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it() {
+    let test = "one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    for way in ["--abort", "--resume", "refused", "--take-back"] {
+        let first = give_away(&pair);
+        assert_eq!(are(&pair.states()), GIVEN, "{way}");
+        stands_still(first);
+        let record = fs::read(pair.b.root().join("guests/c/guest.json")).expect("record");
+        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+        let holder = record["process"]["pid"].as_i64().expect("pid") as i32;
+        match way {
+            // What keeps it there is killed: CRIU ends what it has restored.
+            "--resume" => {
+                kill(holder, Signal::KILL);
+                wait_while_alive(holder);
+            }
+            "refused" => drop(pair.on_b(&["migrate", "c", "--abort"]).done()),
+            _ => {}
+        }
+        let word = if way == "refused" { "--resume" } else { way };
+        pair.a.dewar(&["migrate", "c", word]).done();
+        assert_eq!(pair.a.container.pid(), first, "{way}");
+        pair.a.is_well();
+        pair.a.is_clean();
+        let there = if way == "--take-back" { Some("arriving") } else { None };
+        assert_eq!(are(&pair.states()), [Some("running"), there], "{way}");
+    }
+    // What was taken back without asking is refused there, when it is offered anew.
+    pair.on_b(&["migrate", "c", "--abort"]).done();
+    pair.migrate(&["--max-downtime", "2s"]).done();
+    pair.a.is_well();
+}
+
+#[test]
+fn what_was_given_away_stands_still_when_all_have_died() {
+    let test = "what_was_given_away_stands_still_when_all_have_died";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    let first = pair.a.container.pid();
+    let line = Hosts::line_of("c", &pair.via_b, &pair.b, &["--max-downtime", "2s"]);
+    let mut command = pair.a.command(&words(&line));
+    command.env("DEWAR_TEST_SIGNAL", "given:stop");
+    let mut child = command.spawn().expect("dewar");
+    let given = || are(&pair.states()) == GIVEN;
+    let is_stopped = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.split(' ').nth(2) == Some("T")
+    };
+    wait_until("it is given", Duration::from_secs(60), || is_stopped(child.id()));
+    let criu = crate::containers::tracer(first);
+    let guardian = common::started(child.id() as i32, "__guardian").expect("a guardian");
+    [guardian, child.id() as i32, criu].iter().for_each(|pid| kill(*pid, Signal::KILL));
+    child.wait().expect("wait");
+    wait_until("it is known", Duration::from_secs(30), given);
+    stands_still(first);
+    assert_eq!(crate::containers::tracer(first), 0);
+    pair.a.dewar(&["migrate", "c", "--resume"]).done();
+    assert_eq!(are(&pair.states()), GONE);
+    pair.a.is_well();
+}
+
+#[test]
+fn what_cannot_come_is_refused_before_it_is_touched() {
+    let test = "what_cannot_come_is_refused_before_it_is_touched";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    for option in ["--postcopy", "--throttle", "--with-disks"] {
+        pair.migrate(&[option]).failed(2, &["is for virtual machines", "not touched"]);
+    }
+    // The other host has a container by that id, and then another configuration.
+    let state = &pair.a.container.state;
+    let on_b = |line: &str| {
+        let line = format!("exec {} sh -c '{line}'", pair.b.via());
+        let mut command = Command::new("sh");
+        assert!(
+            command.args(["-c", &line]).env("PATH", &pair.a.path).status().expect("sh").success()
+        );
+    };
+    let config = pair.a.container.bundle.folder.join("config.json");
+    let other = pair.a.lab.path().join("other.json");
+    let text = fs::read_to_string(&config).expect("config").replace("\"test\"", "\"other\"");
+    fs::write(&other, text).expect("config");
+    on_b(&format!("mount --bind {} {}", other.display(), config.display()));
+    pair.migrate(&[]).failed(4, &["config.json is another one", "not touched"]);
+    on_b(&format!("umount {}", config.display()));
+    let bundle = pair.a.container.bundle.folder.display().to_string();
+    on_b(&format!("mount -t tmpfs none {bundle}"));
+    pair.migrate(&[]).failed(4, &["config.json is missing", "not touched"]);
+    on_b(&format!("umount {bundle}"));
+    assert!(state.is_dir());
+    assert_eq!(are(&pair.states()), HERE);
+    pair.a.is_well();
+    pair.a.is_clean();
+    pair.migrate(&["--max-downtime", "2s"]).done();
+    pair.a.is_well();
+}

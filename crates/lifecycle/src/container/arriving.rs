@@ -1,0 +1,196 @@
+//! A container that comes from another host: the place for it, and its last step.
+//!
+//! It is restored before it is this host's, so that all that can fail has not failed: CRIU stands before the last
+//! step, in which the container runs ([`HeldRestore`]). From the record that says "loaded" on, the process that keeps
+//! it there is the guest's process.
+
+use super::leaving::STAGING_INDEX;
+use super::restore::{clear_container, require_host, require_no_other, unpack};
+use super::root::RestoredRoot;
+use crate::container_process::{images_folder, make_folder, remove_folder, strays, unmount_files};
+use crate::failure::{Code, Failure};
+use crate::host::Host;
+use dewar_guest_oci::{
+    Container, Description, HeldRestore, ROOT_FILES, RestoreOptions, StagingIndex, discard,
+    staging_file,
+};
+use dewar_kernel::available_memory;
+use dewar_memory::NewRam;
+use dewar_registry::{GuestFolder, GuestRecord, Phase, ProcessId};
+use dewar_units::ByteSize;
+use serde_json::Value;
+use std::fs::{self, File};
+
+/// Most bytes that the copies of a container may be said to take: the file has holes.
+const MOST_COPIES: u64 = 1 << 42;
+
+/// That a container can come to this host.
+///
+/// # Errors
+/// Where it cannot; nothing was done.
+pub(crate) fn require_place(
+    host: &Host,
+    name: &str,
+    description: &Description,
+    memory_bytes: u64,
+) -> Result<(), Failure> {
+    let container = description.container();
+    require_host(&container)?;
+    require_no_other(host, name, &container)?;
+    clear_container(&container, None, false)?;
+    require_same_config(&container, &description.config)?;
+    let rootfs = container.rootfs(&description.config);
+    if !rootfs.is_dir() {
+        return Err(missing("its root file system", &rootfs.display().to_string()));
+    }
+    // CRIU copies the pages once more.
+    let needed = memory_bytes.saturating_mul(2);
+    let room = available_memory().unwrap_or(u64::MAX);
+    match needed < room {
+        true => Ok(()),
+        false => {
+            let what = format!(
+                "its memory, twice for a moment, needs {}, and {} are free",
+                ByteSize(needed),
+                ByteSize(room)
+            );
+            Err(Failure::new(Code::Unsupported, what))
+        }
+    }
+}
+
+fn require_same_config(container: &Container, config: &Value) -> Result<(), Failure> {
+    if container.config()? == *config {
+        return Ok(());
+    }
+    let what = format!("{} is another one on this host", container.config_file().display());
+    Err(Failure::new(Code::Unsupported, what)
+        .advice("let both hosts have the same bundle, on shared storage or copied"))
+}
+
+fn missing(what: &str, path: &str) -> Failure {
+    Failure::new(Code::Unsupported, format!("{what}, {path}, is not on this host"))
+        .advice("let both hosts reach it by this path, on shared storage, or copy it")
+}
+
+/// The record of a container that comes, and the file for its copies.
+///
+/// # Errors
+/// Where there is no room for it. Nothing is left then.
+pub(crate) fn make_place(
+    folder: &GuestFolder,
+    description: &Description,
+    session: u64,
+    bytes: u64,
+) -> Result<(GuestRecord, NewRam), Failure> {
+    let nobody = ProcessId { pid: 0, started: 0, boot: 0 };
+    let record = GuestRecord {
+        phase: Phase::Arriving,
+        migration: Some(session),
+        ..GuestRecord::new_container(folder.name(), nobody, description.container().record())
+    };
+    let images = images_folder(folder);
+    let made = || -> Result<NewRam, Failure> {
+        if bytes > MOST_COPIES {
+            let what = format!("{} of copies are too many", ByteSize(bytes));
+            return Err(Failure::new(Code::Unsupported, what));
+        }
+        make_folder(&images)?;
+        let path = staging_file(&images);
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::new(Code::Failed, format!("{}: {error}", path.display()))
+        };
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.map_err(|error| failed(&error))?;
+        file.set_len(bytes).map_err(|error| failed(&error))?;
+        let memory = NewRam::new(file, bytes).map_err(|error| failed(&error))?;
+        // From here on the next command knows what to throw away.
+        folder.set_record(&record)?;
+        Ok(memory)
+    };
+    let memory = made().inspect_err(|_| {
+        let _ = remove_folder(&images);
+        let _ = folder.remove_all();
+    })?;
+    Ok((record, memory))
+}
+
+/// Restores a container up to the last step: its copies have arrived, and CRIU's images are in this archive. Returns
+/// the process that keeps it there.
+///
+/// # Errors
+/// Where it cannot be restored.
+pub(crate) fn load(
+    folder: &GuestFolder,
+    description: &Description,
+    archive: &[u8],
+) -> Result<ProcessId, Failure> {
+    let images = images_folder(folder);
+    let inside = images.join("images");
+    let failed = |error: std::io::Error| {
+        Failure::new(Code::Failed, format!("unpacking the state of the processes: {error}"))
+    };
+    fs::create_dir(&inside).map_err(failed)?;
+    unpack(&inside, archive).map_err(failed)?;
+    let index = fs::read(inside.join(STAGING_INDEX)).map_err(failed)?;
+    let index: StagingIndex =
+        serde_json::from_slice(&index).map_err(|error| failed(error.into()))?;
+    index.unpack(&images)?;
+    let container = description.container();
+    let root_files = images.join(ROOT_FILES);
+    if let Some(overlay) = description.overlay.as_ref().filter(|_| root_files.exists()) {
+        let rootfs = container.rootfs(&description.config);
+        RestoredRoot::mount_archive(&root_files, overlay, rootfs, folder)?.keep();
+        fs::remove_file(&root_files).map_err(failed)?;
+    }
+    // In the host's own network there is no address that has come along.
+    let namespaces = description.config["linux"]["namespaces"].as_array();
+    let connections = namespaces.is_some_and(|all| all.iter().any(|it| it["type"] == "network"));
+    let options = RestoreOptions { connections, ..options(folder) };
+    let held = HeldRestore::begin(&container, &options)?;
+    held.holder().ok_or_else(|| {
+        Failure::new(Code::Failed, "the process that keeps the container cannot be told")
+    })
+}
+
+/// Lets a container run that was restored up to the last step. Returns its record then.
+///
+/// # Errors
+/// Where it does not run.
+pub(crate) fn run(folder: &GuestFolder, record: &GuestRecord) -> Result<GuestRecord, Failure> {
+    let Some(known) = &record.container else { return Ok(record.clone()) };
+    let container = Container::of(known);
+    let images = images_folder(folder);
+    let process = match HeldRestore::find(&container, &images) {
+        Some(held) => held.run()?,
+        // A command that was killed has said the word.
+        None => container.process()?,
+    };
+    let record = GuestRecord { phase: Phase::Running, process, ..record.clone() };
+    folder.set_record(&record)?;
+    let _ = remove_folder(&images);
+    Ok(record)
+}
+
+/// Whether a container that arrived is there: kept before the last step, or behind it.
+pub(crate) fn lives(record: &GuestRecord) -> bool {
+    let runs = |known| Container::of(known).process().is_ok();
+    record.process.is_alive() || record.container.as_ref().is_some_and(runs)
+}
+
+/// Nothing is left of a container that arrived and does not stay.
+///
+/// # Errors
+/// Where something cannot be removed.
+pub(crate) fn throw_away(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    if let Some(known) = &record.container {
+        discard(&Container::of(known), &options(folder));
+    }
+    unmount_files(folder)?;
+    let _ = remove_folder(&images_folder(folder));
+    Ok(folder.remove_all()?)
+}
+
+fn options(folder: &GuestFolder) -> RestoreOptions {
+    RestoreOptions { folder: images_folder(folder), strays: strays(folder), connections: true }
+}

@@ -1,0 +1,178 @@
+//! A container on its way to another host: what is copied and stopped here, for `migrate`.
+
+use super::guest::{ContainerGuest, archive, pack};
+use crate::container_process::{
+    DUMP, images_folder, let_run, remove_folder, strays, unmount_files,
+};
+use crate::failure::{Code, Failure};
+use crate::hot_pages::HOT_PAGES;
+use dewar_guest_oci::{Container, Description, PreCopy, ROOT_FILES, staging_file};
+use dewar_memory::Ram;
+use dewar_registry::{GuestFolder, GuestRecord};
+use dewar_units::{PAGE_BYTES, PageRange, PageSet};
+use std::fs::{self, File};
+use std::ops::Range;
+
+/// Where all lies in the file of copies, among CRIU's images.
+pub(crate) const STAGING_INDEX: &str = "staging.json";
+/// What the file of copies may hold beside twice the memory that is in use: what is written to the root file system.
+const MORE_ROOM: u64 = 8 << 30;
+
+/// What a container's last step here has made.
+pub(crate) struct LastState {
+    /// Which pages of the copies were written last.
+    pub written: PageSet,
+    /// CRIU's images but for pages, as an archive.
+    pub archive: Vec<u8>,
+}
+
+impl<'f> ContainerGuest<'f> {
+    /// One that is about to leave, what the other host must know of it, and its copies as memory to be sent.
+    ///
+    /// # Errors
+    /// Where it is no container, or its memory would not fit beside itself.
+    pub(crate) fn leaving(
+        folder: &'f GuestFolder,
+        record: &GuestRecord,
+    ) -> Result<(Self, Description, Ram), Failure> {
+        let (mut guest, description) = Self::new(folder, record)?;
+        let needed = guest.container.memory_bytes()?;
+        let room = (2 * needed + MORE_ROOM).next_multiple_of(PAGE_BYTES as u64);
+        let path = staging_file(&guest.images);
+        let failed =
+            |what: String| Failure::new(Code::Failed, format!("{}: {what}", path.display()));
+        // The other one was made for a checkpoint.
+        guest.copied = None;
+        fs::remove_file(&path).map_err(|error| failed(error.to_string()))?;
+        guest.copied = Some(PreCopy::with_room(record.process.pid, &guest.images, room)?);
+        let mut copies = Ram::default();
+        let file = File::open(&path).map_err(|error| failed(error.to_string()))?;
+        copies
+            .add("copies".to_owned(), file, room, 0)
+            .map_err(|error| failed(error.to_string()))?;
+        Ok((guest, description, copies))
+    }
+
+    /// Copies what was written since the last time, or all at first; says which pages of the copies that changed.
+    ///
+    /// # Errors
+    /// Where there is no room for it, or the container has ended.
+    pub(crate) fn copy_round(&mut self, pages: u64) -> Result<PageSet, Failure> {
+        let Some(copied) = &mut self.copied else {
+            return Err(Failure::new(Code::Failed, "it was stopped already"));
+        };
+        copied.round()?;
+        Ok(changed(&copied.take_written(), pages))
+    }
+
+    /// Stops it, and keeps it from running whatever becomes of us.
+    ///
+    /// # Errors
+    /// Where it cannot be saved, or not be kept so.
+    pub(crate) fn stop_to_leave(&mut self, pages: u64) -> Result<LastState, Failure> {
+        self.begin()?;
+        let (container, process) = (self.container.clone(), self.process);
+        std::thread::scope(|scope| {
+            // It takes as long as the rest.
+            let fence = scope.spawn(move || container.fence(&process));
+            let staged = self.stage(pages);
+            fence.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            staged
+        })
+    }
+
+    fn stage(&mut self, pages: u64) -> Result<LastState, Failure> {
+        let Some(dump) = &mut self.dump else {
+            return Err(Failure::new(Code::Failed, "it was not stopped"));
+        };
+        let files = self.overlay.iter().map(|_| (ROOT_FILES.to_owned(), archive(&self.images)));
+        let index = dump.stage(&files.collect::<Vec<_>>())?;
+        let written = dump.copies().map(PreCopy::take_written).unwrap_or_default();
+        let folder = dump.images();
+        let failed = |error: std::io::Error| {
+            Failure::new(Code::Failed, format!("packing its images: {error}"))
+        };
+        let text = serde_json::to_vec(&index).map_err(|error| failed(error.into()))?;
+        fs::write(folder.join(STAGING_INDEX), text).map_err(failed)?;
+        // Where it is not known what it uses, nothing is read before it is needed.
+        let _ = fs::copy(self.folder.file(HOT_PAGES), folder.join(HOT_PAGES));
+        let archive = pack(&folder).map_err(failed)?;
+        Ok(LastState { written: changed(&written, pages), archive })
+    }
+
+    /// That it has stood still ever since, and still does.
+    ///
+    /// # Errors
+    /// Where it ran meanwhile, which its user alone can have done: what was sent of it is not what it is.
+    pub(crate) fn require_stopped(&mut self) -> Result<(), Failure> {
+        match &self.dump {
+            Some(dump) => Ok(dump.require_frozen()?),
+            None => Err(Failure::new(Code::Failed, "it was let run meanwhile")),
+        }
+    }
+
+    /// Lets it run here, after all.
+    ///
+    /// # Errors
+    /// Where it does not.
+    pub(crate) fn stay(&mut self) -> Result<(), Failure> {
+        if let Some(mut dump) = self.dump.take() {
+            dump.end()?;
+        }
+        self.container.lift_fence(&self.process)?;
+        let _ = self.folder.remove(DUMP);
+        Ok(())
+    }
+
+    /// Ends it: it runs at the other host.
+    ///
+    /// # Errors
+    /// Where it does not end.
+    pub(crate) fn leave(&mut self) -> Result<(), Failure> {
+        self.container.kill_fenced(&self.process)?;
+        if let Some(mut dump) = self.dump.take() {
+            // CRIU finds what it held dead, and says so.
+            let _ = dump.end();
+        }
+        self.container.remove_killed(&self.process)?;
+        unmount_files(self.folder)
+    }
+}
+
+/// The same as [`ContainerGuest::stay`], of a container that is known by its record alone.
+///
+/// # Errors
+/// As there.
+pub(crate) fn stay_by_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    let Some(known) = &record.container else { return Ok(()) };
+    let_run(folder, record)?;
+    Ok(Container::of(known).lift_fence(&record.process)?)
+}
+
+/// The same as [`ContainerGuest::leave`], of one that is known by its record alone.
+///
+/// # Errors
+/// As there.
+pub(crate) fn leave_by_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    let Some(known) = &record.container else { return Ok(()) };
+    let container = Container::of(known);
+    container.kill_fenced(&record.process)?;
+    let port = folder.read::<u16>(DUMP).ok().flatten();
+    let left = strays(folder);
+    port.map_or(left.clone(), |port| left.with_port(port)).end_all();
+    container.remove_killed(&record.process)?;
+    unmount_files(folder)?;
+    let _ = remove_folder(&images_folder(folder));
+    Ok(())
+}
+
+/// The pages of these bytes.
+fn changed(written: &[Range<u64>], pages: u64) -> PageSet {
+    let mut set = PageSet::new(pages);
+    for range in written {
+        let first = range.start / PAGE_BYTES as u64;
+        let end = range.end.div_ceil(PAGE_BYTES as u64).min(pages);
+        set.insert_range(PageRange::new(first, end.max(first)));
+    }
+    set
+}
