@@ -7,69 +7,131 @@
 
 use crate::container::Container;
 use crate::error::OciError;
-use crate::network;
+use crate::network::{HeldNetwork, Network, Openings};
 use crate::processes::Processes;
 use crate::runtime::Status;
+use crate::strays::Strays;
 use dewar_kernel::{Pid, ProcessHandle};
 use dewar_registry::ProcessId;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// How long killed processes may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(5);
 
+/// What a fence changes, so that it can be taken back. Kept before the fence is made, and as long as it is there.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Fence {
+    openings: Openings,
+}
+
 impl Container {
-    /// Freezes it, and closes its network. CRIU may hold it.
+    /// What a fence of it would change.
+    ///
+    /// # Errors
+    /// Where its network cannot be looked at.
+    pub fn plan_fence(&self, process: &ProcessId) -> Result<Fence, OciError> {
+        Ok(Fence { openings: Network::of(process.pid).openings()? })
+    }
+
+    /// Freezes it, and closes its network. CRIU may hold it. What does that is one of `strays`.
     ///
     /// # Errors
     /// Where it is not certain that it stands still and is silent.
-    pub fn fence(&self, process: &ProcessId) -> Result<(), OciError> {
-        self.runtime.pause(&self.id)?;
-        network::close(process.pid)
+    pub fn fence(
+        &self,
+        process: &ProcessId,
+        fence: &Fence,
+        strays: &Strays,
+    ) -> Result<(), OciError> {
+        self.runtime.pause(&self.id, strays)?;
+        Network::of(process.pid).marked(strays.variable()).close(&fence.openings)
     }
 
-    /// Takes that back: it runs on, where CRIU does not hold it. One that was not fenced is left as it is.
+    /// That the fence is there.
+    ///
+    /// # Errors
+    /// Where somebody let it run.
+    pub fn require_fenced(&self) -> Result<(), OciError> {
+        match self.runtime.state(&self.id)?.status {
+            Status::Paused => Ok(()),
+            _ => Err(OciError::RanOn { id: self.id.clone() }),
+        }
+    }
+
+    /// Takes a fence back: it runs on, where CRIU does not hold it.
     ///
     /// # Errors
     /// Where it stays frozen, or silent.
-    pub fn lift_fence(&self, process: &ProcessId) -> Result<(), OciError> {
+    pub fn lift_fence(&self, process: &ProcessId, fence: &Fence) -> Result<(), OciError> {
         if !process.is_alive() {
             return Ok(());
         }
-        network::open(process.pid, false)?;
+        let opened = Network::of(process.pid).open(&fence.openings);
         match self.runtime.state_if_any(&self.id)? {
-            Some(state) if state.status == Status::Paused => self.runtime.resume(&self.id),
-            _ => Ok(()),
+            Some(state) if state.status == Status::Paused && state.pid == process.pid => {
+                self.runtime.resume(&self.id).and(opened)
+            }
+            _ => opened,
         }
     }
 
-    /// Kills all of it where it is fenced: a frozen process dies of that before it runs again. The runtime would kill the
-    /// first alone, and thaw all. CRIU may hold it: it ends when that lets it go.
+    /// Ends it where it is fenced: nothing of it runs again, and its connections are not closed, but forgotten. Its
+    /// network stays closed. A CRIU that holds it is one of `strays`. Another container that has its id by now is
+    /// left alone.
     ///
     /// # Errors
-    /// Where it is not known which its processes are.
-    pub fn kill_fenced(&self, process: &ProcessId) -> Result<(), OciError> {
+    /// Where it does not end.
+    pub fn end_fenced(&self, process: &ProcessId, strays: &Strays) -> Result<(), OciError> {
+        let network = HeldNetwork::of(process.pid).filter(|_| process.is_alive());
         if process.is_alive() {
+            // A frozen process dies of it before it runs. The runtime would kill the first alone, and thaw all.
             for pid in Processes::of(process.pid)?.pids() {
                 if let Ok(handle) = ProcessHandle::open(Pid(pid)) {
                     let _ = handle.kill();
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Removes it when all of it was killed. Its network stays closed.
-    ///
-    /// # Errors
-    /// Where it does not end.
-    pub fn remove_killed(&self, process: &ProcessId) -> Result<(), OciError> {
-        // Where it is not frozen, or gone already, it refuses.
-        let _ = self.runtime.resume(&self.id);
+        // Killed, CRIU has no time to make connections that it has taken apart work again.
+        strays.kill();
+        strays.end_all();
+        if self.is_here(process)? {
+            // Where it is not frozen the runtime refuses.
+            let _ = self.runtime.resume(&self.id);
+        }
         let began = Instant::now();
         while process.is_alive() && began.elapsed() < ENDS_WITHIN {
             std::thread::sleep(LOOK);
         }
-        self.runtime.delete(&self.id)
+        self.forget(process)?;
+        if let Some(network) = network {
+            network.unlock();
+            network.forget_connections();
+        }
+        Ok(())
+    }
+
+    /// Whether what the runtime has by its id is the container with this first process.
+    ///
+    /// # Errors
+    /// Where the runtime does not tell.
+    pub fn is_here(&self, process: &ProcessId) -> Result<bool, OciError> {
+        let state = self.runtime.state_if_any(&self.id)?;
+        let is_known = state.is_some_and(|it| it.pid == process.pid);
+        Ok(is_known && process.is_alive())
+    }
+
+    /// Has the runtime forget the container with this first process, dead or alive. Another is left alone.
+    ///
+    /// # Errors
+    /// Where it does not end.
+    pub fn forget(&self, process: &ProcessId) -> Result<(), OciError> {
+        match self.runtime.state_if_any(&self.id)? {
+            Some(state) if state.pid == process.pid || state.status == Status::Stopped => {
+                self.runtime.delete(&self.id)
+            }
+            _ => Ok(()),
+        }
     }
 }

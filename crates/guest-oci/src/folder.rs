@@ -26,3 +26,28 @@ pub fn settings(folder: &Path) -> PathBuf {
 pub fn staging_file(folder: &Path) -> PathBuf {
     folder.join("staging")
 }
+
+/// The file with the number of the first process of a container that came back: the runtime's last word.
+pub fn pid_file(folder: &Path) -> PathBuf {
+    folder.join("pid")
+}
+
+/// The socket of a restore that waits for a word.
+pub fn held_socket(folder: &Path) -> PathBuf {
+    folder.join("held.sock")
+}
+
+/// The first process of a container that waits for it.
+pub fn held_process(folder: &Path) -> PathBuf {
+    folder.join("held.json")
+}
+
+/// Says that a restore which has not come so far shall not wait.
+pub fn unwanted(folder: &Path) -> PathBuf {
+    folder.join("unwanted")
+}
+
+/// How the interfaces were before the network was made ready for a container.
+pub fn prepared_network(folder: &Path) -> PathBuf {
+    folder.join("network.json")
+}

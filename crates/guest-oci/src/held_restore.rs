@@ -3,20 +3,21 @@
 use crate::container::Container;
 use crate::dump::failure;
 use crate::error::OciError;
-use crate::network;
-use crate::relay::{GO, put_before_criu, socket, unwanted};
-use crate::restore::{RestoreOptions, restore_command};
-use crate::runtime::find_program;
-use dewar_kernel::peer_of;
+use crate::folder::{held_process, held_socket, prepared_network, unwanted};
+use crate::network::{self, Network, Openings};
+use crate::relay::{GO, put_before_criu};
+use crate::restore::{RestoreOptions, restore_command, restored_process};
+use crate::runtime::{Status, find_program};
+use dewar_kernel::{Pid, ProcessHandle, detach};
 use dewar_registry::ProcessId;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How long CRIU may take to come to the last step.
+/// How long CRIU may take to come to the last step, and to end what it has restored.
 const HELD_WITHIN: Duration = Duration::from_secs(300);
 /// How long the last step may take.
 const RUNS_WITHIN: Duration = Duration::from_secs(60);
@@ -28,10 +29,9 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct HeldRestore {
     container: Container,
-    folder: PathBuf,
-    socket: UnixStream,
-    /// The runtime, where we have started it.
-    runtime: Option<Child>,
+    options: RestoreOptions,
+    /// The container's first process.
+    process: ProcessId,
 }
 
 impl HeldRestore {
@@ -41,20 +41,28 @@ impl HeldRestore {
     /// Where it cannot be restored; there is no container then.
     pub fn begin(container: &Container, options: &RestoreOptions) -> Result<Self, OciError> {
         let folder = &options.folder;
+        if let Some(network) = Network::named(&container.config()?) {
+            let path = prepared_network(folder);
+            let openings = network.openings()?;
+            let text = serde_json::to_vec(&openings).map_err(io::Error::from);
+            text.and_then(|text| fs::write(&path, text)).map_err(OciError::io("write", &path))?;
+            network.prepare(&openings)?;
+        }
         let mut command = restore_command(container, options)?;
         let criu = find_program(Path::new("criu")).ok_or_else(|| OciError::NoRuntime {
             program: "criu".into(),
             cause: io::ErrorKind::NotFound.into(),
         })?;
         put_before_criu(&mut command, &criu, folder).map_err(OciError::io("prepare", folder))?;
-        let mut runtime = dewar_kernel::detach(&mut command).spawn().map_err(|cause| {
-            OciError::NoRuntime { program: container.runtime.program.clone(), cause }
+        let mut runtime = detach(&mut command).spawn().map_err(|cause| OciError::NoRuntime {
+            program: container.runtime.program.clone(),
+            cause,
         })?;
         let deadline = Instant::now() + HELD_WITHIN;
         loop {
-            if let Ok(socket) = UnixStream::connect(socket(folder)) {
-                let (container, folder) = (container.clone(), folder.clone());
-                return Ok(Self { container, folder, socket, runtime: Some(runtime) });
+            if let Some(held) = Self::find(container, options) {
+                reap(runtime);
+                return Ok(held);
             }
             if !matches!(runtime.try_wait(), Ok(None)) || Instant::now() > deadline {
                 discard(container, options);
@@ -66,56 +74,149 @@ impl HeldRestore {
     }
 
     /// The one that waits in a folder.
-    pub fn find(container: &Container, folder: &Path) -> Option<Self> {
-        let socket = UnixStream::connect(socket(folder)).ok()?;
-        let (container, folder) = (container.clone(), folder.to_owned());
-        Some(Self { container, folder, socket, runtime: None })
+    pub fn find(container: &Container, options: &RestoreOptions) -> Option<Self> {
+        UnixStream::connect(held_socket(&options.folder)).ok()?;
+        let process = first_process(&options.folder)?;
+        Some(Self { container: container.clone(), options: options.clone(), process })
     }
 
-    /// The process that keeps it: if that ends the container does.
-    pub fn holder(&self) -> Option<ProcessId> {
-        let pid = peer_of(&self.socket).ok()??;
-        ProcessId::of(pid.0)
+    /// The container's first process.
+    pub fn process(&self) -> ProcessId {
+        self.process
     }
 
-    /// Lets it run. Returns its first process.
+    /// Lets it run.
     ///
     /// # Errors
     /// Where it does not come to run.
-    pub fn run(mut self) -> Result<ProcessId, OciError> {
-        let folder = self.folder.clone();
-        self.socket.write_all(GO).map_err(OciError::io("let run what waits in", &folder))?;
-        let _ = self.socket.set_read_timeout(Some(RUNS_WITHIN));
-        // The relay ends when CRIU does.
-        let _ = self.socket.read(&mut [0]);
-        let deadline = Instant::now() + RUNS_WITHIN;
-        let process = loop {
-            let has_ended = self.runtime.as_mut().map(|it| !matches!(it.try_wait(), Ok(None)));
-            match self.container.process() {
-                Ok(process) if has_ended != Some(false) => break process,
-                Err(_) if has_ended == Some(true) || Instant::now() > deadline => {
-                    return Err(failure(&self.container, &folder, "restore.log", "restoring"));
-                }
-                _ => std::thread::sleep(LOOK),
-            }
+    pub fn run(self) -> Result<(), OciError> {
+        let folder = &self.options.folder;
+        let named = Network::named(&self.container.config()?);
+        if let Some(network) = &named {
+            // CRIU's own rules keep packets out until the connections are as they were.
+            network.take_over()?;
+        }
+        let say = || -> io::Result<()> {
+            let mut socket = UnixStream::connect(held_socket(folder))?;
+            socket.write_all(GO)?;
+            socket.set_read_timeout(Some(RUNS_WITHIN))?;
+            // The relay ends when CRIU does.
+            let _ = socket.read(&mut [0]);
+            Ok(())
         };
-        let config = self.container.config()?;
-        network::switch_on(process.pid, &config);
-        network::open(process.pid, true)?;
-        Ok(process)
+        say().map_err(OciError::io("let run what waits in", folder))?;
+        wait_until_done(&self.container, &self.options, &self.process)?;
+        open(&self.container, &self.process, named.is_some())
     }
 }
 
-/// Ends a restore that waits, or will come to wait: nothing is left of the container.
+/// Whether a container that was restored in this folder is there: it waits for the word, or has heard it and runs.
+pub fn lives(container: &Container, options: &RestoreOptions) -> bool {
+    let Some(process) = first_process(&options.folder).filter(ProcessId::is_alive) else {
+        return false;
+    };
+    let waits = UnixStream::connect(held_socket(&options.folder)).is_ok();
+    waits || runs(container, &process)
+}
+
+/// Finishes what is left to do for a container that has heard the word.
 ///
-/// It takes the time that CRIU takes to end what it has restored.
-pub fn discard(container: &Container, options: &RestoreOptions) {
+/// # Errors
+/// Where it does not run.
+pub fn finish(
+    container: &Container,
+    options: &RestoreOptions,
+    process: &ProcessId,
+) -> Result<(), OciError> {
+    wait_until_done(container, options, process)?;
+    open(container, process, false)
+}
+
+/// Waits for the runtime's last word: it ends the container if it cannot write that, and touches nothing after it.
+fn wait_until_done(
+    container: &Container,
+    options: &RestoreOptions,
+    process: &ProcessId,
+) -> Result<(), OciError> {
+    let folder = &options.folder;
+    let deadline = Instant::now() + RUNS_WITHIN;
+    let is_done = || restored_process(folder) == Some(process.pid) && runs(container, process);
+    while !is_done() {
+        let is_over = !options.strays.any() && !is_done();
+        if is_over || Instant::now() > deadline {
+            return Err(failure(container, folder, "restore.log", "restoring"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Lets a container that runs be heard in its network.
+fn open(container: &Container, process: &ProcessId, is_open: bool) -> Result<(), OciError> {
+    let config = container.config()?;
+    network::switch_on(process.pid, &config);
+    match is_open {
+        true => Ok(()),
+        false => Network::of(process.pid).take_over(),
+    }
+}
+
+/// Whether the runtime has a container with this first process, and has let it run.
+fn runs(container: &Container, process: &ProcessId) -> bool {
+    let state = container.runtime.state_if_any(&container.id);
+    let Ok(Some(state)) = state else { return false };
+    let has_run = matches!(state.status, Status::Running | Status::Paused);
+    has_run && state.pid == process.pid && process.is_alive()
+}
+
+/// The first process of the container that was restored in a folder.
+pub fn first_process(folder: &Path) -> Option<ProcessId> {
+    serde_json::from_slice(&fs::read(held_process(folder)).ok()?).ok()
+}
+
+/// Ends a restore that waits, or will come to wait, or has heard the word: nothing is left of the container. Another
+/// one that has its id is left alone.
+///
+/// It takes the time that CRIU takes to end what it has restored. Says whether nothing is left.
+pub fn discard(container: &Container, options: &RestoreOptions) -> bool {
     let folder = &options.folder;
     let _ = fs::write(unwanted(folder), "");
-    if let Ok(mut socket) = UnixStream::connect(socket(folder)) {
-        let _ = socket.write_all(b"end\n");
+    let end = || {
+        if let Ok(mut socket) = UnixStream::connect(held_socket(folder)) {
+            let _ = socket.write_all(b"end\n");
+        }
+    };
+    let are_gone = options.strays.end_by(&end, HELD_WITHIN);
+    let process = first_process(folder);
+    if let Some(process) = process.filter(ProcessId::is_alive) {
+        // Without its CRIU it waits for ever, or it runs. With the first of its processes all end.
+        if let Ok(handle) = ProcessHandle::open(Pid(process.pid)) {
+            if process.is_alive() {
+                let _ = handle.kill();
+            }
+        }
+        let began = Instant::now();
+        while process.is_alive() && began.elapsed() < RUNS_WITHIN {
+            std::thread::sleep(LOOK);
+        }
     }
-    options.strays.end_all();
-    // Where nothing was restored the runtime knows none.
-    let _ = container.runtime.delete(&container.id);
+    if let Some(process) = process {
+        let _ = container.forget(&process);
+    }
+    put_network_off(container, folder);
+    are_gone && !process.is_some_and(|it| it.is_alive())
+}
+
+fn put_network_off(container: &Container, folder: &Path) {
+    let before = fs::read(prepared_network(folder)).ok();
+    let before = before.and_then(|it| serde_json::from_slice::<Openings>(&it).ok());
+    let network = container.config().ok().and_then(|it| Network::named(&it));
+    if let (Some(before), Some(network)) = (before, network) {
+        network.put_off(&before);
+    }
+}
+
+/// Waits for a runtime that has another to speak to, so that nothing of it is left when it ends.
+fn reap(mut runtime: Child) {
+    std::thread::spawn(move || runtime.wait());
 }

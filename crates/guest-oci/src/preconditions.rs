@@ -94,6 +94,13 @@ impl Preconditions {
         if find_program(Path::new("iptables-restore")).is_none() {
             missing.push("iptables is not installed: CRIU locks networks with it".to_owned());
         }
+        for (program, package) in [("ip", "iproute2"), ("nsenter", "util-linux")] {
+            if find_program(Path::new(program)).is_none() {
+                missing.push(format!(
+                    "{program} is not installed ({package}): networks are closed with it"
+                ));
+            }
+        }
         if !rustix::process::geteuid().is_root() {
             missing.push("only root may save and restore containers".to_owned());
         }

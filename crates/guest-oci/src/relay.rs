@@ -20,8 +20,10 @@
 //! CRIU's socket, the runtime. Here that is the process that becomes CRIU: it opens them, and writes its own numbers
 //! into the request ([`request`](crate::request)).
 
+use crate::folder::{held_process, held_socket, unwanted};
 use crate::request::with_other_files;
 use dewar_kernel::{detach, inherited, peer_of};
+use dewar_registry::ProcessId;
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -69,16 +71,9 @@ struct Said {
 struct Step {
     #[prost(string, optional, tag = "1")]
     script: Option<String>,
-}
-
-/// The socket of a restore that waits in this folder.
-pub fn socket(folder: &Path) -> PathBuf {
-    folder.join("held.sock")
-}
-
-/// The file that says that a restore which has not come so far shall not wait.
-pub fn unwanted(folder: &Path) -> PathBuf {
-    folder.join("unwanted")
+    /// The container's first process.
+    #[prost(int32, optional, tag = "2")]
+    pid: Option<i32>,
 }
 
 /// Has the runtime that this command starts find us in place of CRIU.
@@ -88,7 +83,13 @@ pub fn unwanted(folder: &Path) -> PathBuf {
 pub fn put_before_criu(command: &mut Command, criu: &Path, folder: &Path) -> io::Result<()> {
     let programs = folder.join("bin");
     fs::create_dir_all(&programs)?;
-    std::os::unix::fs::symlink(std::env::current_exe()?, programs.join(CRIU))?;
+    // By our own process: what is installed may be replaced at any time, and a link that leads nowhere would have the
+    // runtime find CRIU itself, which would not wait.
+    let link = programs.join(CRIU);
+    std::os::unix::fs::symlink(format!("/proc/{}/exe", std::process::id()), &link)?;
+    if !fs::metadata(&link)?.is_file() {
+        return Err(io::Error::other("our own program cannot be found"));
+    }
     let known = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(programs).chain(std::env::split_paths(&known)))
         .map_err(io::Error::other)?;
@@ -184,8 +185,10 @@ fn relay() -> io::Result<()> {
         let ready = wait(&[runtime, criu])?;
         if ready[1] {
             let Some(message) = receive(criu)? else { return Ok(()) };
-            if is_last_step(&message.bytes) && !wait_for_word(&folder, runtime, criu)? {
-                return Ok(());
+            if let Some(pid) = last_step(&message.bytes) {
+                if !wait_for_word(&folder, pid, runtime, criu)? {
+                    return Ok(());
+                }
             }
             message.send(runtime)?;
         }
@@ -198,18 +201,27 @@ fn relay() -> io::Result<()> {
     }
 }
 
-fn is_last_step(message: &[u8]) -> bool {
-    let said = Said::decode(message).ok().and_then(|said| said.step);
-    said.and_then(|step| step.script).is_some_and(|script| script == LAST_STEP)
+/// The container's first process, where this is the last step.
+fn last_step(message: &[u8]) -> Option<i32> {
+    let step = Said::decode(message).ok()?.step?;
+    step.pid.filter(|_| step.script.as_deref() == Some(LAST_STEP))
 }
 
 /// Waits until somebody says that the container is to run; says whether it is.
-fn wait_for_word(folder: &Path, runtime: BorrowedFd<'_>, criu: BorrowedFd<'_>) -> io::Result<bool> {
+fn wait_for_word(
+    folder: &Path,
+    pid: i32,
+    runtime: BorrowedFd<'_>,
+    criu: BorrowedFd<'_>,
+) -> io::Result<bool> {
+    let process = ProcessId::of(pid).ok_or(io::ErrorKind::NotFound)?;
+    fs::write(held_process(folder), serde_json::to_vec(&process)?)?;
+    let path = held_socket(folder);
+    let listener = UnixListener::bind(&path)?;
+    // Last: who finds no socket writes this, and who finds one need not.
     if unwanted(folder).exists() {
         return Ok(false);
     }
-    let path = socket(folder);
-    let listener = UnixListener::bind(&path)?;
     loop {
         let ready = wait(&[runtime, criu, listener.as_fd()])?;
         if ready[0] || ready[1] {
@@ -324,16 +336,16 @@ mod tests {
     #[test]
     fn the_last_step_is_told_from_others() {
         let said = |script: &str| {
-            let step = Step { script: Some(script.to_owned()) };
+            let step = Step { script: Some(script.to_owned()), pid: Some(7) };
             // A type and a success, as CRIU sends them, before the step.
             let mut bytes = vec![0x08, 7, 0x10, 1];
             bytes.extend(Said { step: Some(step) }.encode_to_vec());
-            is_last_step(&bytes)
+            last_step(&bytes)
         };
-        assert!(said("post-restore"));
-        assert!(!said("pre-restore"));
-        assert!(!is_last_step(&[0x08, 2, 0x10, 1]));
-        assert!(!is_last_step(b"\xff\xff\xff"));
+        assert_eq!(said("post-restore"), Some(7));
+        assert_eq!(said("pre-restore"), None);
+        assert_eq!(last_step(&[0x08, 2, 0x10, 1]), None);
+        assert_eq!(last_step(b"\xff\xff\xff"), None);
     }
 
     #[test]

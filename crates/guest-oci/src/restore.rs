@@ -3,8 +3,8 @@
 use crate::container::Container;
 use crate::dump::failure;
 use crate::error::OciError;
-use crate::folder::{images, runtime_log, settings, work};
-use crate::network;
+use crate::folder::{images, pid_file, runtime_log, settings, work};
+use crate::network::{self, Network};
 use crate::runtime::option;
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
@@ -41,7 +41,12 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
         return Err(error);
     }
     let process = container.process()?;
-    network::switch_on(process.pid, &container.config()?);
+    let config = container.config()?;
+    network::switch_on(process.pid, &config);
+    if let Some(network) = Network::named(&config) {
+        // One that left for another host had it closed.
+        network.open_if_closed()?;
+    }
     Ok(process)
 }
 
@@ -71,11 +76,6 @@ pub(crate) fn restore_command(
     strays.mark(&mut command);
     command.arg("--").arg(&container.id);
     Ok(command)
-}
-
-/// The file with the number of the first process of a container that came back.
-fn pid_file(folder: &Path) -> PathBuf {
-    folder.join("pid")
 }
 
 /// The first process of the container that a restore into this folder brought back, if it came so far.

@@ -1,6 +1,7 @@
 //! An OCI runtime's own command line: runc(8), crun(1).
 
 use crate::error::OciError;
+use crate::strays::Strays;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -130,12 +131,13 @@ impl Runtime {
         self.run(command, "sending a signal to", id)
     }
 
-    /// Freezes a container.
+    /// Freezes a container. The runtime is one of `strays`, should it outlive us.
     ///
     /// # Errors
     /// Where the runtime does not.
-    pub fn pause(&self, id: &str) -> Result<(), OciError> {
+    pub(crate) fn pause(&self, id: &str, strays: &Strays) -> Result<(), OciError> {
         let mut command = self.command("pause");
+        strays.mark(&mut command);
         command.arg("--").arg(id);
         self.run(command, "freezing", id)
     }

@@ -1,13 +1,15 @@
 //! Runtimes and CRIUs that a command started for a guest, and that outlived it.
 //!
 //! A CRIU whose command is gone would wait for ever for somebody to fetch pages, with the container frozen. Each
-//! process that a dump starts has the guest's mark in its environment, and so have those that it starts.
+//! process that a dump starts has the guest's mark in its environment, and so have those that it starts. CRIU itself
+//! comes to write its title over that; it works in the folder of the dump.
 //!
 //! They are not killed but brought to their end: somebody connects to the page server and goes away, which is what
 //! it waits for. CRIU leaves the container as it was then. Killed, it leaves in its network rules that keep all
 //! packets out, and in its processes the code that it had put there, beside which CRIU cannot work a second time.
 //! Where that was done all the same, by us after a while or by somebody else, both are taken away.
 
+use crate::network::Network;
 use crate::processes::{Processes, is_filtered};
 use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
@@ -16,7 +18,8 @@ use std::fs;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The variable with the mark.
@@ -25,8 +28,6 @@ const MARK: &str = "DEWAR_DUMP_OF";
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
-/// The chain of CRIU's rules (`criu/netfilter.c`, `criu/net.c`).
-const CHAIN: &str = "CRIU";
 /// The file behind CRIU's code in a process (`compel/src/lib/infect.c`).
 const CODE: &str = "/memfd:CRIUMFD";
 /// How often it is looked whether a thread has come out of that code.
@@ -36,14 +37,16 @@ const TRIES: u32 = 100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strays {
     mark: String,
+    /// Where CRIU works: a folder of ours.
+    folder: PathBuf,
     /// Where their page server listens.
     port: Option<u16>,
 }
 
 impl Strays {
-    /// Those of a guest, by a name that no other guest of the host has.
-    pub fn of(guest: &str) -> Self {
-        Self { mark: guest.to_owned(), port: None }
+    /// Those of a guest, by a name that no other guest of the host has, and the folder for its dumps and restores.
+    pub fn of(guest: &str, folder: &Path) -> Self {
+        Self { mark: guest.to_owned(), folder: folder.to_owned(), port: None }
     }
 
     /// The same, where their page server listens on this port.
@@ -62,6 +65,11 @@ impl Strays {
         command.env(MARK, &self.mark);
     }
 
+    /// The variable that does it.
+    pub(crate) fn variable(&self) -> (&'static str, String) {
+        (MARK, self.mark.clone())
+    }
+
     /// Ends them; then takes away what a killed CRIU left in the container whose first process this is. Says
     /// whether all are gone.
     pub fn end(&self, container: ProcessId) -> bool {
@@ -72,25 +80,38 @@ impl Strays {
 
     /// Ends them, and says whether all are gone.
     pub fn end_all(&self) -> bool {
+        let ask = || {
+            if let Some(port) = self.port {
+                // Nobody may listen yet, or any more.
+                let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+                    .and_then(|connection| connection.shutdown(Shutdown::Both));
+            }
+        };
+        self.end_by(&ask, ENDS_WITHIN)
+    }
+
+    /// The same by what asks them to end, again and again, for so long; after that they are killed.
+    pub(crate) fn end_by(&self, ask: &dyn Fn(), patience: Duration) -> bool {
         let began = Instant::now();
         loop {
             let found = self.find();
             if found.is_empty() {
                 return true;
             }
-            if began.elapsed() > ENDS_WITHIN + GONE_WITHIN {
+            if began.elapsed() > patience + GONE_WITHIN {
                 return false;
             }
-            if began.elapsed() > ENDS_WITHIN {
+            if began.elapsed() > patience {
                 found.iter().for_each(|process| drop(process.kill()));
             }
-            if let Some(port) = self.port {
-                // Nobody may listen yet, or any more.
-                let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-                    .and_then(|connection| connection.shutdown(Shutdown::Both));
-            }
+            ask();
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Whether one is there.
+    pub(crate) fn any(&self) -> bool {
+        !self.find().is_empty()
     }
 
     /// Kills them: for those that would not come to their end.
@@ -112,7 +133,10 @@ impl Strays {
             }
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|byte| *byte == 0);
-            variables.any(|it| it == wanted.as_bytes()).then_some(process)
+            let is_one = variables.any(|it| it == wanted.as_bytes())
+                || fs::read_link(format!("/proc/{pid}/cwd"))
+                    .is_ok_and(|it| it.starts_with(&self.folder));
+            is_one.then_some(process)
         })
         .collect()
     }
@@ -123,7 +147,7 @@ pub(crate) fn clean(container: ProcessId) {
     if !container.is_alive() {
         return;
     }
-    unlock_network(container.pid);
+    Network::of(container.pid).unlock();
     let Ok(processes) = Processes::of(container.pid) else { return };
     // Those under a filter keep it: the next dump says so.
     for pid in processes.pids().filter(|pid| !is_filtered(*pid)) {
@@ -172,19 +196,4 @@ fn counters(pid: i32) -> Vec<u64> {
         u64::from_str_radix(text.split_whitespace().last()?.trim_start_matches("0x"), 16).ok()
     };
     tasks.filter_map(counter).collect()
-}
-
-/// Takes CRIU's rules out of a network namespace; where there are none nothing happens.
-fn unlock_network(pid: i32) {
-    for program in ["iptables", "ip6tables"] {
-        let steps: [&[&str]; 4] =
-            [&["-D", "INPUT", "-j"], &["-D", "OUTPUT", "-j"], &["-F"], &["-X"]];
-        for step in steps {
-            let mut command = Command::new("nsenter");
-            command.args(["--target", &pid.to_string(), "--net", program, "-w"]).args(step);
-            command.arg(CHAIN).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            // Each fails where CRIU had not come so far.
-            let _ = command.status();
-        }
-    }
 }

@@ -52,7 +52,7 @@ pub fn require_machine(record: &GuestRecord) -> Result<(), Failure> {
 
 /// By what the processes of a dump are known.
 pub(crate) fn strays(folder: &GuestFolder) -> Strays {
-    Strays::of(folder.unique_name())
+    Strays::of(folder.unique_name(), &images_folder(folder))
 }
 
 /// The folder for a container's images: memory, as large as that of its processes.

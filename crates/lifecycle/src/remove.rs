@@ -1,5 +1,6 @@
 //! `rm`: a guest is forgotten.
 
+use crate::container::arriving::throw_away;
 use crate::container_process::unmount_files;
 use crate::failure::Failure;
 use crate::host::Host;
@@ -61,7 +62,10 @@ fn is_given_up(folder: &GuestFolder, record: &GuestRecord) -> bool {
     let Some(on_disk) = on_disk.filter(|_| is_elsewhere(record)) else { return false };
     let is_old = on_disk.source() == Some(SourceRecord::Serving);
     let is_partial = on_disk.destination() == Some(DestinationRecord::Owned);
-    (is_old || is_partial) && kill(&record.process)
+    match record.container {
+        Some(_) => is_partial && throw_away(folder, record).is_ok(),
+        None => (is_old || is_partial) && kill(&record.process),
+    }
 }
 
 /// Whether the guest's folder holds what was written to a disk and is not in it yet.

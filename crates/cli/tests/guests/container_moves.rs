@@ -8,11 +8,13 @@ use dewar_testkit::{
     Bundle, Lab, Ran, container_tools, is_alive, kill, wait_until, wait_while_alive,
 };
 use rustix::process::Signal;
+use serde_json::json;
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A container on the first of two hosts.
 struct Pair {
@@ -34,10 +36,13 @@ impl Pair {
                 return None;
             }
         };
-        let lab = common::lab().as_host().expect("first host");
+        let lab = common::lab();
+        // What it mounts both hosts have.
+        let bundle = change(Bundle::new(&lab.path().join("bundle")).expect("bundle"));
+        let lab = lab.as_host().expect("first host");
         let b = lab.second_host(&[]).expect("second host");
         let via_a = lab.via();
-        let a = adopted_in(lab, "runc", path, change);
+        let a = adopted_in(lab, "runc", path, bundle);
         let runtime = a.container.state.display().to_string();
         // What the runtime knows there is of that host.
         let line = format!("exec {} mount -t tmpfs none {runtime}", b.via());
@@ -175,9 +180,12 @@ fn a_source_that_dies_at_any_step_leaves_one() {
         let ran = command.output().expect("dewar starts");
         assert!(!ran.status.success(), "{step}: {ran:?}");
         if stays {
-            // The guardian lets it run, and the other side sees the end of the connection.
+            // The guardian lets it run, and the other side sees the end of the connection. If that had loaded it
+            // already it waits for a word, which comes with the next try.
+            let waits = [Some("running"), Some("arriving")];
             wait_until(&format!("{step}: it is here"), Duration::from_secs(60), || {
-                are(&pair.states()) == HERE
+                let states = pair.states();
+                are(&states) == HERE || step == "sent" && are(&states) == waits
             });
             assert_eq!(pair.a.container.pid(), first, "{step}");
             pair.a.is_well();
@@ -335,4 +343,140 @@ fn what_cannot_come_is_refused_before_it_is_touched() {
     pair.a.is_clean();
     pair.migrate(&["--max-downtime", "2s"]).done();
     pair.a.is_well();
+}
+
+#[test]
+fn what_it_wrote_to_its_root_file_system_moves_with_it() {
+    let test = "what_it_wrote_to_its_root_file_system_moves_with_it";
+    let Some(mut pair) = Pair::new(test, |it| it.overlaid().expect("overlay")) else { return };
+    pair.a.ask("check 500 2 none");
+    let writes = "exec 3>>/tmp/open; while sleep 0.01; do echo line >&3; done";
+    fs::write(pair.a.container.bundle.folder.join("volume/writes"), writes).expect("script");
+    pair.a.ask("spawn sh /run/writes");
+    pair.a.ask("append /tmp/log one");
+    for round in 0..2 {
+        pair.migrate(&["--max-downtime", "2s"]).done();
+        pair.a.is_well();
+        pair.a.ask("append /tmp/log there");
+        pair.back(&["--max-downtime", "2s"]).done();
+        pair.a.is_well();
+        pair.a.ask("append /tmp/log here");
+        let shown = pair.a.ask("show /tmp/log");
+        assert_eq!(shown, format!("one{}", ";there;here".repeat(round + 1)));
+    }
+    // Nothing of it is left at the other host, and the user's own is as it was when it first left.
+    assert_eq!(are(&pair.states()), HERE);
+    assert!(!pair.b.root().join("guests/c").exists());
+    let own = fs::read_to_string(pair.a.container.bundle.folder.join("upper/tmp/log"));
+    assert_eq!(own.expect("log"), "one\n");
+}
+
+/// A network with a client in it, and a place for the container's interface in it at each host, behind one path.
+struct Network {
+    name: String,
+    client: String,
+}
+
+impl Network {
+    fn new() -> Self {
+        let name = format!("dw{}", std::process::id());
+        let this = Self { client: format!("{name}k"), name };
+        let Self { name, client } = &this;
+        run(&format!(
+            "ip netns add {name} && ip netns add {client} && ip -n {client} link set lo up && \
+             ip -n {client} link add br0 type bridge && ip -n {client} addr add 10.88.0.1/24 dev br0 && \
+             ip -n {client} link set br0 up && {} && ip -n {name} link set eth0 up",
+            this.plug(1)
+        ));
+        this
+    }
+
+    /// The line that plugs an interface into what has the namespace's path for the one that runs it.
+    fn plug(&self, port: u8) -> String {
+        let Self { name, client } = self;
+        format!(
+            "ip -n {client} link add p{port} type veth peer name eth0 netns {name} && \
+             ip -n {client} link set p{port} master br0 up && \
+             ip -n {name} addr add 10.88.0.2/24 dev eth0"
+        )
+    }
+
+    /// Makes the second host's namespace, behind the same path. Its interface waits, switched off.
+    fn make_there(&self, b: &Lab) {
+        let path = format!("/run/netns/{}", self.name);
+        let line = format!("unshare --net={path} ip link set lo up && {}", self.plug(2));
+        run(&format!("exec {} sh -c '{line}'", b.via()));
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in [&self.name, &self.client] {
+            let _ = Command::new("ip").args(["netns", "delete", name]).status();
+        }
+    }
+}
+
+fn run(line: &str) {
+    assert!(Command::new("sh").args(["-c", line]).status().expect("sh").success(), "{line}");
+}
+
+#[test]
+fn an_open_connection_goes_on_where_its_address_moves() {
+    let test = "an_open_connection_goes_on_where_its_address_moves";
+    let network = Network::new();
+    let change = |mut bundle: Bundle| {
+        let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+        let path = format!("/run/netns/{}", network.name);
+        for it in namespaces.iter_mut().filter(|it| it["type"] == "network") {
+            it["path"] = json!(path);
+        }
+        bundle
+    };
+    let Some(mut pair) = Pair::new(test, change) else { return };
+    network.make_there(&pair.b);
+    pair.a.ask("check 500 2 none");
+    pair.a.ask("spawn nc -l -p 7000 -e /bin/cat");
+    let busybox = pair.a.container.bundle.folder.join("rootfs/bin/busybox");
+    let as_client = |words: &[&str]| {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &network.client]).arg(&busybox).args(words);
+        command
+    };
+    let mut client = as_client(&["nc", "10.88.0.2", "7000"]);
+    let mut client = client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a client");
+    let (mut say, heard) = (client.stdin.take().expect("in"), client.stdout.take().expect("out"));
+    let mut heard = BufReader::new(heard).lines();
+    let mut number = 0;
+    let mut talk = |rounds: u32| {
+        let began = Instant::now();
+        for _ in 0..rounds {
+            number += 1;
+            writeln!(say, "{number}").expect("the connection is there");
+            let line = heard.next().expect("the connection is there").expect("a line");
+            assert_eq!(line, number.to_string());
+        }
+        began.elapsed()
+    };
+    talk(100);
+    for _ in 0..2 {
+        pair.migrate(&["--max-downtime", "2s"]).done();
+        println!("first answers there: {:?}", talk(100));
+        pair.a.is_well();
+        pair.back(&["--max-downtime", "2s"]).done();
+        println!("first answers here: {:?}", talk(100));
+        pair.a.is_well();
+    }
+    // One that was given away is silent, and so is its address.
+    give_away(&pair);
+    let ping = |wait: &str| {
+        let mut command = as_client(&["ping", "-c", "1", "-W", wait, "10.88.0.2"]);
+        command.stdout(Stdio::null()).status().expect("ping").success()
+    };
+    assert!(!ping("1"));
+    pair.a.dewar(&["migrate", "c", "--resume"]).done();
+    talk(100);
+    assert!(ping("5"));
+    drop(say);
+    let _ = client.wait();
 }

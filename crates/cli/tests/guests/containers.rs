@@ -40,19 +40,15 @@ fn adopted_from(
             return None;
         }
     };
-    Some(adopted_in(common::lab(), runtime, path, change))
+    let lab = common::lab();
+    let bundle = change(Bundle::new(&lab.path().join("bundle")).expect("bundle"));
+    Some(adopted_in(lab, runtime, path, bundle))
 }
 
-/// The same in a lab, with tools that are there.
-pub(crate) fn adopted_in(
-    lab: Lab,
-    runtime: &str,
-    path: String,
-    change: impl FnOnce(Bundle) -> Bundle,
-) -> Adopted {
-    let bundle = Bundle::new(&lab.path().join("bundle")).expect("bundle");
+/// The same of a bundle in a lab.
+pub(crate) fn adopted_in(lab: Lab, runtime: &str, path: String, bundle: Bundle) -> Adopted {
     let id = format!("dewar-{}", lab.path().file_name().expect("name").to_string_lossy());
-    let container = RunningContainer::start_with(runtime, change(bundle), &id).expect("container");
+    let container = RunningContainer::start_with(runtime, bundle, &id).expect("container");
     let adopted = Adopted { lab, container, path };
     let state = adopted.container.state.display().to_string();
     let words = ["adopt", "c", "--container", &id, "--runtime", runtime, "--runtime-root", &state];

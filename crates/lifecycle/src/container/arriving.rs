@@ -1,8 +1,7 @@
 //! A container that comes from another host: the place for it, and its last step.
 //!
 //! It is restored before it is this host's, so that all that can fail has not failed: CRIU stands before the last
-//! step, in which the container runs ([`HeldRestore`]). From the record that says "loaded" on, the process that keeps
-//! it there is the guest's process.
+//! step, in which the container runs ([`HeldRestore`]).
 
 use super::leaving::STAGING_INDEX;
 use super::restore::{clear_container, require_host, require_no_other, unpack};
@@ -11,8 +10,8 @@ use crate::container_process::{images_folder, make_folder, remove_folder, strays
 use crate::failure::{Code, Failure};
 use crate::host::Host;
 use dewar_guest_oci::{
-    Container, Description, HeldRestore, ROOT_FILES, RestoreOptions, StagingIndex, discard,
-    staging_file,
+    Container, Description, HeldRestore, Network, ROOT_FILES, RestoreOptions, StagingIndex,
+    discard, finish, has_own_network, staging_file,
 };
 use dewar_kernel::available_memory;
 use dewar_memory::NewRam;
@@ -43,6 +42,14 @@ pub(crate) fn require_place(
     if !rootfs.is_dir() {
         return Err(missing("its root file system", &rootfs.display().to_string()));
     }
+    if let Some(network) = Network::named(&description.config) {
+        let others = network.users();
+        if !others.is_empty() {
+            let what =
+                format!("its network namespace is in use on this host: {}", programs(&others));
+            return Err(Failure::new(Code::Unsupported, what));
+        }
+    }
     // CRIU copies the pages once more.
     let needed = memory_bytes.saturating_mul(2);
     let room = available_memory().unwrap_or(u64::MAX);
@@ -57,6 +64,15 @@ pub(crate) fn require_place(
             Err(Failure::new(Code::Unsupported, what))
         }
     }
+}
+
+/// Processes, for people.
+pub(crate) fn programs(pids: &[i32]) -> String {
+    let program = |pid: &i32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("{} ({pid})", name.trim())
+    };
+    pids.iter().take(3).map(program).collect::<Vec<_>>().join(", ")
 }
 
 fn require_same_config(container: &Container, config: &Value) -> Result<(), Failure> {
@@ -116,7 +132,7 @@ pub(crate) fn make_place(
 }
 
 /// Restores a container up to the last step: its copies have arrived, and CRIU's images are in this archive. Returns
-/// the process that keeps it there.
+/// its first process.
 ///
 /// # Errors
 /// Where it cannot be restored.
@@ -144,13 +160,9 @@ pub(crate) fn load(
         fs::remove_file(&root_files).map_err(failed)?;
     }
     // In the host's own network there is no address that has come along.
-    let namespaces = description.config["linux"]["namespaces"].as_array();
-    let connections = namespaces.is_some_and(|all| all.iter().any(|it| it["type"] == "network"));
+    let connections = has_own_network(&description.config);
     let options = RestoreOptions { connections, ..options(folder) };
-    let held = HeldRestore::begin(&container, &options)?;
-    held.holder().ok_or_else(|| {
-        Failure::new(Code::Failed, "the process that keeps the container cannot be told")
-    })
+    Ok(HeldRestore::begin(&container, &options)?.process())
 }
 
 /// Lets a container run that was restored up to the last step. Returns its record then.
@@ -159,23 +171,29 @@ pub(crate) fn load(
 /// Where it does not run.
 pub(crate) fn run(folder: &GuestFolder, record: &GuestRecord) -> Result<GuestRecord, Failure> {
     let Some(known) = &record.container else { return Ok(record.clone()) };
+    if record.phase == Phase::Running {
+        return Ok(record.clone());
+    }
     let container = Container::of(known);
-    let images = images_folder(folder);
-    let process = match HeldRestore::find(&container, &images) {
+    let options = options(folder);
+    match HeldRestore::find(&container, &options) {
         Some(held) => held.run()?,
         // A command that was killed has said the word.
-        None => container.process()?,
-    };
-    let record = GuestRecord { phase: Phase::Running, process, ..record.clone() };
+        None => finish(&container, &options, &record.process)?,
+    }
+    let record = GuestRecord { phase: Phase::Running, ..record.clone() };
     folder.set_record(&record)?;
-    let _ = remove_folder(&images);
+    let _ = remove_folder(&options.folder);
     Ok(record)
 }
 
 /// Whether a container that arrived is there: kept before the last step, or behind it.
-pub(crate) fn lives(record: &GuestRecord) -> bool {
-    let runs = |known| Container::of(known).process().is_ok();
-    record.process.is_alive() || record.container.as_ref().is_some_and(runs)
+pub(crate) fn lives(folder: &GuestFolder, record: &GuestRecord) -> bool {
+    if record.phase == Phase::Running {
+        return record.process.is_alive();
+    }
+    let known = record.container.as_ref().map(Container::of);
+    known.is_some_and(|container| dewar_guest_oci::lives(&container, &options(folder)))
 }
 
 /// Nothing is left of a container that arrived and does not stay.
@@ -184,7 +202,10 @@ pub(crate) fn lives(record: &GuestRecord) -> bool {
 /// Where something cannot be removed.
 pub(crate) fn throw_away(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     if let Some(known) = &record.container {
-        discard(&Container::of(known), &options(folder));
+        if !discard(&Container::of(known), &options(folder)) {
+            let what = format!("what was restored of '{}' does not end", folder.name());
+            return Err(Failure::new(Code::Attention, what).advice("'dewar ps' tries again"));
+        }
     }
     unmount_files(folder)?;
     let _ = remove_folder(&images_folder(folder));

@@ -32,7 +32,7 @@ pub struct ContainerGuest<'f> {
     /// What is copied of its memory before it is stopped.
     pub(super) copied: Option<PreCopy>,
     stopped_pages: u64,
-    strays: Strays,
+    pub(super) strays: Strays,
     pub(super) dump: Option<Dump>,
 }
 
@@ -89,6 +89,8 @@ impl<'f> ContainerGuest<'f> {
             Some(copied) => copied,
             None => PreCopy::new(self.process.pid, &self.images)?,
         };
+        // One that its user has frozen is left so.
+        self.container.process()?;
         // From here on a command that finds us dead lets the container run.
         let port = free_port()?;
         self.folder.write_for_now(DUMP, &port)?;

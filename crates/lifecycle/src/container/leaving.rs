@@ -6,15 +6,17 @@ use crate::container_process::{
 };
 use crate::failure::{Code, Failure};
 use crate::hot_pages::HOT_PAGES;
-use dewar_guest_oci::{Container, Description, PreCopy, ROOT_FILES, staging_file};
+use dewar_guest_oci::{Container, Description, Fence, PreCopy, ROOT_FILES, staging_file};
 use dewar_memory::Ram;
-use dewar_registry::{GuestFolder, GuestRecord};
+use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{PAGE_BYTES, PageRange, PageSet};
 use std::fs::{self, File};
 use std::ops::Range;
 
 /// Where all lies in the file of copies, among CRIU's images.
 pub(crate) const STAGING_INDEX: &str = "staging.json";
+/// Says that it is kept from running, and what was changed for that.
+const FENCE: &str = "fence.json";
 /// What the file of copies may hold beside twice the memory that is in use: what is written to the root file system.
 const MORE_ROOM: u64 = 8 << 30;
 
@@ -53,6 +55,11 @@ impl<'f> ContainerGuest<'f> {
         Ok((guest, description, copies))
     }
 
+    /// Bytes of memory that its processes have for themselves.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.container.memory_bytes().unwrap_or(0)
+    }
+
     /// Copies what was written since the last time, or all at first; says which pages of the copies that changed.
     ///
     /// # Errors
@@ -70,11 +77,15 @@ impl<'f> ContainerGuest<'f> {
     /// # Errors
     /// Where it cannot be saved, or not be kept so.
     pub(crate) fn stop_to_leave(&mut self, pages: u64) -> Result<LastState, Failure> {
-        self.begin()?;
         let (container, process) = (self.container.clone(), self.process);
+        // On disk before it is made: only what we have done is taken back.
+        let fence = container.plan_fence(&process)?;
+        self.begin()?;
+        self.folder.write(FENCE, &fence)?;
+        let strays = self.strays.clone();
         std::thread::scope(|scope| {
             // It takes as long as the rest.
-            let fence = scope.spawn(move || container.fence(&process));
+            let fence = scope.spawn(move || container.fence(&process, &fence, &strays));
             let staged = self.stage(pages);
             fence.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             staged
@@ -106,7 +117,10 @@ impl<'f> ContainerGuest<'f> {
     /// Where it ran meanwhile, which its user alone can have done: what was sent of it is not what it is.
     pub(crate) fn require_stopped(&mut self) -> Result<(), Failure> {
         match &self.dump {
-            Some(dump) => Ok(dump.require_frozen()?),
+            Some(dump) => {
+                dump.require_frozen()?;
+                Ok(self.container.require_fenced()?)
+            }
             None => Err(Failure::new(Code::Failed, "it was let run meanwhile")),
         }
     }
@@ -119,9 +133,8 @@ impl<'f> ContainerGuest<'f> {
         if let Some(mut dump) = self.dump.take() {
             dump.end()?;
         }
-        self.container.lift_fence(&self.process)?;
         let _ = self.folder.remove(DUMP);
-        Ok(())
+        lift_fence(self.folder, &self.container, &self.process)
     }
 
     /// Ends it: it runs at the other host.
@@ -129,12 +142,8 @@ impl<'f> ContainerGuest<'f> {
     /// # Errors
     /// Where it does not end.
     pub(crate) fn leave(&mut self) -> Result<(), Failure> {
-        self.container.kill_fenced(&self.process)?;
-        if let Some(mut dump) = self.dump.take() {
-            // CRIU finds what it held dead, and says so.
-            let _ = dump.end();
-        }
-        self.container.remove_killed(&self.process)?;
+        self.container.end_fenced(&self.process, &self.strays)?;
+        self.dump = None;
         unmount_files(self.folder)
     }
 }
@@ -145,8 +154,25 @@ impl<'f> ContainerGuest<'f> {
 /// As there.
 pub(crate) fn stay_by_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     let Some(known) = &record.container else { return Ok(()) };
+    if folder.file(FENCE).exists() {
+        // The runtime may be about to freeze it.
+        strays(folder).end_all();
+    }
     let_run(folder, record)?;
-    Ok(Container::of(known).lift_fence(&record.process)?)
+    lift_fence(folder, &Container::of(known), &record.process)
+}
+
+/// Takes back what keeps it from running, if that is there.
+fn lift_fence(
+    folder: &GuestFolder,
+    container: &Container,
+    process: &ProcessId,
+) -> Result<(), Failure> {
+    if let Some(fence) = folder.read::<Fence>(FENCE)? {
+        container.lift_fence(process, &fence)?;
+        folder.remove(FENCE)?;
+    }
+    Ok(())
 }
 
 /// The same as [`ContainerGuest::leave`], of one that is known by its record alone.
@@ -155,12 +181,7 @@ pub(crate) fn stay_by_record(folder: &GuestFolder, record: &GuestRecord) -> Resu
 /// As there.
 pub(crate) fn leave_by_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     let Some(known) = &record.container else { return Ok(()) };
-    let container = Container::of(known);
-    container.kill_fenced(&record.process)?;
-    let port = folder.read::<u16>(DUMP).ok().flatten();
-    let left = strays(folder);
-    port.map_or(left.clone(), |port| left.with_port(port)).end_all();
-    container.remove_killed(&record.process)?;
+    Container::of(known).end_fenced(&record.process, &strays(folder))?;
     unmount_files(folder)?;
     let _ = remove_folder(&images_folder(folder));
     Ok(())

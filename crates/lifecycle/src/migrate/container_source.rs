@@ -10,6 +10,7 @@ use super::container_place::MovingContainer;
 use super::moving::{LiveHands, Migrated, Moving, Stages, is_given};
 use super::offered::{LEVEL, instance};
 use super::serving::{Serving, wait_for_epoch, why_not_sent};
+use crate::container::arriving::programs;
 use crate::container::{ContainerGuest, preconditions};
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
@@ -18,10 +19,10 @@ use crate::locked_guest::LockedGuest;
 use crate::migration::{Hands, MigrationRecord, SideRecord, SourceSide, ToTheDestination};
 use crate::reporter::Reporter;
 use dewar_guest::{Health, ProcessGuest};
-use dewar_guest_oci::Container;
+use dewar_guest_oci::{Container, Network, has_own_network};
 use dewar_memory::Ram;
 use dewar_migrate::{GpuHelp, PageSender, Precopy};
-use dewar_registry::{GuestRecord, Migrations};
+use dewar_registry::{GuestRecord, Migrations, ProcessId};
 use dewar_units::{PAGE_BYTES, format_duration};
 use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::hello::Features;
@@ -30,9 +31,10 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a container stands still at most, as a rule: CRIU saves it, and restores it there. The guardian looks after
-/// it when it took twenty times as long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(6);
+/// How long a container stands still at most, as a rule: CRIU saves it, and restores it there, which takes longer the more
+/// memory it has. The guardian looks after it when it took twenty times as long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+const BYTES_A_SECOND: u64 = 100 << 20;
 /// Rounds in which what is written is sent, at most.
 const MOST_ROUNDS: usize = 12;
 /// Most bytes of hot pages that are told before the container comes.
@@ -57,6 +59,7 @@ pub fn migrate_container(
     if let Some(container) = &known {
         preconditions(&record)?.require(container).map_err(|error| untouched(error.into()))?;
         require_pages_left(container).map_err(untouched)?;
+        require_own_network(container, &record).map_err(untouched)?;
     }
     let gpu = GpuHelp::new(options.gpu).map_err(|error| untouched(error.into()))?;
     let (mut guest, description, copies) =
@@ -130,6 +133,22 @@ fn require_pages_left(container: &Container) -> Result<(), Failure> {
     Err(Failure::new(Code::Unsupported, what).advice("runc keeps it frozen until it is there"))
 }
 
+/// That nobody else has its network, which is closed while it moves, and stays so here.
+fn require_own_network(container: &Container, record: &GuestRecord) -> Result<(), Failure> {
+    if !has_own_network(&container.config()?) {
+        return Ok(());
+    }
+    let mut others = Network::of(record.process.pid).users();
+    // Looked at last: it may have started one meanwhile. One that has ended is no hindrance.
+    let own = container.pids()?;
+    others.retain(|pid| !own.contains(pid) && ProcessId::of(*pid).is_some());
+    if others.is_empty() {
+        return Ok(());
+    }
+    let what = format!("its network is that of other processes, too: {}", programs(&others));
+    Err(Failure::new(Code::Unsupported, what).advice("containers of a pod do not move one by one"))
+}
+
 /// What is known of the pages of files that it uses, if that is short enough to be told before.
 fn hot_pages(path: &Path, reporter: &dyn Reporter) -> Option<Value> {
     let known = hot_pages::read(path).unwrap_or_else(|failure| {
@@ -149,6 +168,7 @@ fn run(
     options: &MigrateOptions,
 ) -> Result<Migrated, Failure> {
     let (reporter, pauses, pages) = (moving.reporter, moving.pauses, copies.pages());
+    let memory_bytes = guest.memory_bytes();
     let arrived = |epoch| wait_for_epoch(control, epoch);
     let mut precopy = Precopy::of_copies(copies, sender, &arrived);
     reporter.stage("sending memory");
@@ -169,7 +189,7 @@ fn run(
     let stopping = Instant::now();
     let mut state_bytes = 0;
     let last = |guest: &mut ContainerGuest<'_>| {
-        pauses.begin(Some(LONGEST_PAUSE));
+        pauses.begin(Some(LONGEST_PAUSE + Duration::from_secs(memory_bytes / BYTES_A_SECOND)));
         reporter.reached("stopping");
         let last = guest.stop_to_leave(pages)?;
         reporter.reached("captured");

@@ -72,7 +72,7 @@ pub(crate) fn arriving_side(
 ) -> Result<(DestinationSide<'_>, Vec<DestinationAction>), Failure> {
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
     let lives = match record.container {
-        Some(_) => arriving::lives(&record),
+        Some(_) => arriving::lives(folder, &record),
         None => record.process.is_alive(),
     };
     let partial = owed_pages::is_partial(folder, &record);
