@@ -255,14 +255,12 @@ fn one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it() {
         let first = give_away(&pair);
         assert_eq!(are(&pair.states()), GIVEN, "{way}");
         stands_still(first);
-        let record = fs::read(pair.b.root().join("guests/c/guest.json")).expect("record");
-        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-        let holder = record["process"]["pid"].as_i64().expect("pid") as i32;
+        let there = crate::containers::first_process(&pair.b);
         match way {
-            // What keeps it there is killed: CRIU ends what it has restored.
+            // It is killed there before it has run.
             "--resume" => {
-                kill(holder, Signal::KILL);
-                wait_while_alive(holder);
+                kill(there, Signal::KILL);
+                wait_while_alive(there);
             }
             "refused" => drop(pair.on_b(&["migrate", "c", "--abort"]).done()),
             _ => {}
@@ -272,8 +270,8 @@ fn one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it() {
         assert_eq!(pair.a.container.pid(), first, "{way}");
         pair.a.is_well();
         pair.a.is_clean();
-        let there = if way == "--take-back" { Some("arriving") } else { None };
-        assert_eq!(are(&pair.states()), [Some("running"), there], "{way}");
+        let waits = if way == "--take-back" { Some("arriving") } else { None };
+        assert_eq!(are(&pair.states()), [Some("running"), waits], "{way}");
     }
     // What was taken back without asking is refused there, when it is offered anew.
     pair.on_b(&["migrate", "c", "--abort"]).done();
@@ -371,6 +369,107 @@ fn what_it_wrote_to_its_root_file_system_moves_with_it() {
     assert_eq!(own.expect("log"), "one\n");
 }
 
+#[test]
+fn what_its_user_does_with_it_is_left_so() {
+    let test = "what_its_user_does_with_it_is_left_so";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    let id = pair.a.container.id.clone();
+    let runc = |words: &[&str]| {
+        assert!(pair.a.container.command(words).status().expect("runc").success(), "{words:?}");
+    };
+    runc(&["pause", &id]);
+    pair.migrate(&[]).failed(1, &["is paused, not running", "not touched"]);
+    let state = pair.a.container.runtime_state().expect("state");
+    assert_eq!(state["status"], "paused");
+    runc(&["resume", &id]);
+    // Its network is in use by another process.
+    let target = pair.a.container.pid().to_string();
+    let mut command = Command::new("nsenter");
+    let mut other =
+        command.args(["--target", &target, "--net", "sleep", "1000"]).spawn().expect("sleep");
+    wait_until("another in its network", Duration::from_secs(20), || {
+        fs::read_to_string(format!("/proc/{}/comm", other.id())).is_ok_and(|it| it == "sleep\n")
+    });
+    pair.migrate(&[]).failed(4, &["that of other processes, too: sleep", "not touched"]);
+    other.kill().expect("kill");
+    other.wait().expect("wait");
+    // Paused when its memory is about to be copied for the last time.
+    let line = Hosts::line_of("c", &pair.via_b, &pair.b, &["--max-downtime", "2s"]);
+    let held = common::HeldCheckpoint::at_command(pair.a.command(&words(&line)), "intent");
+    runc(&["pause", &id]);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("is paused, not running; the guest was not moved"), "{said}");
+    let state = pair.a.container.runtime_state().expect("state");
+    assert_eq!(state["status"], "paused");
+    runc(&["resume", &id]);
+    pair.a.is_well();
+    pair.a.is_clean();
+}
+
+#[test]
+fn another_container_with_its_id_is_left_alone() {
+    let test = "another_container_with_its_id_is_left_alone";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    let (id, state) = (pair.a.container.id.clone(), pair.a.container.state.clone());
+    let other = Bundle::new(&pair.a.lab.path().join("other")).expect("bundle");
+    let other = other.running(&["/bin/sleep", "1000"]);
+    other.write().expect("config");
+    let (via, path) = (pair.via_b.clone(), pair.a.path.clone());
+    let on_b = |words: &[&str]| {
+        let mut command = Command::new(&via);
+        command.arg("runc").arg("--root").arg(&state).args(words).env("PATH", &path);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let output = command.output().expect("runc");
+        assert!(output.status.success(), "{words:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let first = give_away(&pair);
+    // What keeps it waiting there is killed: CRIU ends what it has restored, and the runtime forgets it.
+    let there = crate::containers::first_process(&pair.b);
+    kill(relay_of(&pair.b), Signal::KILL);
+    wait_while_alive(there);
+    let bundle = other.folder.display().to_string();
+    let line = format!(
+        "exec {} runc --root {} run --detach --bundle {bundle} {id} < /dev/null > /dev/null 2>&1",
+        pair.via_b,
+        state.display()
+    );
+    wait_until("another container by its id", Duration::from_secs(20), || {
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).env("PATH", &pair.a.path).status().expect("sh").success()
+    });
+    pair.a.dewar(&["migrate", "c", "--resume"]).done();
+    assert_eq!(pair.a.container.pid(), first);
+    pair.a.is_well();
+    assert_eq!(are(&pair.states()), HERE);
+    assert!(on_b(&["state", &id]).contains("running"));
+    // Nor is it when one comes whose place it has.
+    pair.migrate(&[]).failed(4, &["is running", "not touched"]);
+    assert!(on_b(&["state", &id]).contains("running"));
+    on_b(&["delete", "--force", &id]);
+}
+
+#[test]
+fn a_program_that_is_replaced_meanwhile_keeps_it_waiting_all_the_same() {
+    let test = "a_program_that_is_replaced_meanwhile_keeps_it_waiting_all_the_same";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 2 none");
+    let program = pair.a.lab.path().join("dewar-b");
+    fs::copy(pair.b.program(), &program).expect("program");
+    let mut line = Hosts::line_of("c", &pair.via_b, &pair.b, &["--max-downtime", "2s"]);
+    let place = line.iter().position(|it| it == "--remote-dewar").expect("option");
+    line[place + 1] = program.display().to_string();
+    let held = common::HeldCheckpoint::at_command(pair.a.command(&words(&line)), "stopping");
+    fs::remove_file(&program).expect("remove");
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(are(&pair.states()), GONE);
+    pair.a.is_well();
+}
+
 /// A network with a client in it, and a place for the container's interface in it at each host, behind one path.
 struct Network {
     name: String,
@@ -419,6 +518,20 @@ impl Drop for Network {
 
 fn run(line: &str) {
     assert!(Command::new("sh").args(["-c", line]).status().expect("sh").success(), "{line}");
+}
+
+/// The process that keeps a container waiting on a host.
+fn relay_of(host: &Lab) -> i32 {
+    let folder = &host.ram_files("c")[0];
+    let wanted = format!("DEWAR_CRIU_FOLDER={}", folder.display());
+    let pids = fs::read_dir("/proc").expect("/proc").flatten();
+    let mut pids = pids.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
+    let is_it = |pid: &i32| {
+        let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        read("cmdline").starts_with(b"criu-relay")
+            && String::from_utf8_lossy(&read("environ")).split('\0').any(|it| it == wanted)
+    };
+    pids.find(is_it).expect("a relay")
 }
 
 #[test]

@@ -580,6 +580,13 @@ impl HeldNetworkLock {
     }
 }
 
+/// The first process of the container on a host, by what Dewar has on record there.
+pub(crate) fn first_process(host: &Lab) -> i32 {
+    let record = std::fs::read(host.root().join("guests/c/guest.json")).expect("record");
+    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+    record["process"]["pid"].as_i64().expect("pid") as i32
+}
+
 /// Who traces a process.
 pub(crate) fn tracer(pid: i32) -> i32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");

@@ -181,6 +181,9 @@ impl ProcessGuest for ContainerGuest<'_> {
             Ok(process) if process.is_same(&self.process) => Health::Running,
             Ok(_) => Health::Gone,
             Err(_) if !self.process.is_alive() => Health::Gone,
+            Err(OciError::NotRunning { status, .. }) => {
+                Health::Stands(format!("the container is {status}, by its user"))
+            }
             Err(error) => Health::Unknown(error.to_string()),
         }
     }
