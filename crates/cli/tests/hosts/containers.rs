@@ -1,6 +1,6 @@
 //! Containers on a Debian 13 as it comes: its kernel, runc, crun and CRIU.
 
-use crate::host::{Host, OneHost};
+use crate::host::{Host, OneHost, TwoHosts};
 
 /// Makes a bundle with the test program, in a root file system that is an overlay where that is asked for; `MORE` are
 /// its other mounts.
@@ -39,6 +39,17 @@ impl<'h> Container<'h> {
     }
 
     fn start_with(host: &'h Host, runtime: &'static str, is_overlay: bool, more: &str) -> Self {
+        let c = Self::place(host, runtime, is_overlay, more);
+        host.run(&format!(
+            "{runtime} run --detach --bundle /root/b c </dev/null >/dev/null 2>&1 && \
+             dewar adopt c --container c --runtime {runtime}"
+        ))
+        .done();
+        c
+    }
+
+    /// The bundle alone, where one may come to.
+    fn place(host: &'h Host, runtime: &'static str, is_overlay: bool, more: &str) -> Self {
         host.run(&format!("MORE='{more}'\n{BUNDLE}")).done();
         let root = match is_overlay {
             true => {
@@ -48,11 +59,6 @@ impl<'h> Container<'h> {
             false => "cp -a lower/. rootfs/",
         };
         host.run(&format!("cd /root/b && {root}")).done();
-        host.run(&format!(
-            "{runtime} run --detach --bundle /root/b c </dev/null >/dev/null 2>&1 && \
-             dewar adopt c --container c --runtime {runtime}"
-        ))
-        .done();
         Self { host, runtime }
     }
 
@@ -109,6 +115,48 @@ fn one_of_runc_comes_back_with_its_files() {
     c.is_well();
     assert_eq!(c.ask("show /tmp/log"), "one;two");
     c.ask("verify");
+}
+
+/// By ssh as it stands there, with its files and what it uses in the page cache, and under control groups of version 2.
+#[test]
+fn one_moves_there_and_back() {
+    let two = TwoHosts::new();
+    let a = Container::start(two.a, "runc", true);
+    let b = Container::place(two.b, "runc", true, "");
+    let state = |host: &Host| {
+        let listed = host.run("dewar --json ps").done().json();
+        listed["guests"][0]["state"].as_str().unwrap_or("-").to_owned()
+    };
+    let states = || [state(two.a), state(two.b)];
+    a.ask("fill 16 noise");
+    a.ask("check 300 2 none");
+    a.ask("append /tmp/log one");
+    let moved = two.a.run("dewar --json migrate c hostb --max-downtime 5s").done();
+    println!("there: {}", moved.stdout.trim());
+    b.is_well();
+    assert_eq!(states(), ["-", "running"]);
+    b.ask("append /tmp/log two");
+    let moved = two.b.run("dewar --json migrate c hosta --max-downtime 5s").done();
+    println!("back: {}", moved.stdout.trim());
+    a.is_well();
+    assert_eq!(a.ask("show /tmp/log"), "one;two");
+    assert_eq!(states(), ["running", "-"]);
+    // Given away, and all that gave it away is dead: it stands still.
+    let pids = "cat /sys/fs/cgroup/c/cgroup.procs";
+    let used =
+        || two.a.run(&format!("for p in $({pids}); do cut -d' ' -f14,15 /proc/$p/stat; done"));
+    let line = "DEWAR_TEST_SIGNAL=given:stop dewar migrate c hostb --max-downtime 5s & sleep 1; wait -n; \
+                for i in $(seq 300); do grep -qs 'State:.T' /proc/$!/status && break; sleep 0.1; done; \
+                pkill -KILL -P $! ; pkill -KILL criu; pkill -KILL -f __guardian; kill -KILL $!";
+    two.a.run(line);
+    let before = used().done().stdout;
+    two.a.run("sleep 2").done();
+    assert!(!before.trim().is_empty());
+    assert_eq!(used().done().stdout, before);
+    assert_eq!(states(), ["given away", "arriving"]);
+    two.a.run("dewar migrate c --resume").done();
+    b.is_well();
+    assert_eq!(states(), ["-", "running"]);
 }
 
 #[test]

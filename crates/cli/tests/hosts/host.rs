@@ -230,6 +230,21 @@ impl OneHost {
     }
 }
 
+/// Both hosts, and no guest.
+pub(crate) struct TwoHosts {
+    pub a: &'static Host,
+    pub b: &'static Host,
+    _only: MutexGuard<'static, ()>,
+}
+
+impl TwoHosts {
+    pub(crate) fn new() -> Self {
+        let only = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        bring_up(&[&LAB.a, &LAB.b]);
+        Self { a: &LAB.a, b: &LAB.b, _only: only }
+    }
+}
+
 /// Both hosts, and a guest on the first that writes and checks what it wrote.
 pub(crate) struct Hosts {
     pub a: &'static Host,
