@@ -93,8 +93,8 @@ pub enum Verb {
     /// Move a running guest to another host.
     ///
     /// Its memory is sent while it runs; it stands still for the last pages and its devices, and goes on
-    /// there. Its disks must be reached by both hosts, or are copied (--with-disks). Whatever fails, it never
-    /// runs on both; where it changed hands just then, '--resume' asks which of the two has it.
+    /// there. Its disks must be reached by both hosts, or are copied (--with-disks); a container's bundle and volumes
+    /// must be there under the same paths. Whatever fails, it never runs on both; where it changed hands just then, '--resume' asks which of the two has it.
     Migrate(MigrateArgs),
     /// Take a guest from another host: 'migrate' there starts this here.
     ///

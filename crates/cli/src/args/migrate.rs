@@ -21,7 +21,8 @@ pub struct MigrateArgs {
     /// A command that reaches the other host in place of 'ssh HOST': it runs the words behind it there.
     #[arg(long, value_name = "CMD")]
     pub via: Option<String>,
-    /// The longest that the guest should stand still.
+    /// The longest that the guest should stand still. Of a container: how long its last copies may take; CRIU's
+    /// work comes on top.
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
     pub max_downtime: Duration,
     /// Let it run there before all of its memory has arrived: what it touches is sent at once, the rest in
