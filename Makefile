@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-warm bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-migrate     measure moves to another host beside QEMU's own, over one link"
 	@echo "make bench-codecs      measure page codecs on a core and on a GPU"
 	@echo "make bench-containers  measure checkpoints of containers beside the runtime's own"
+	@echo "make bench-move        measure moves of containers beside the runtime's checkpoint, a copy and its restore"
 	@echo "make bench-warm        measure what it costs to learn which pages are used, and how well they are found and used"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
@@ -109,6 +110,11 @@ bench-containers: setup guest criu
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-containers target/release/dewar $(BENCH_OUT)/containers.json $(BENCH_ARGS)
+
+bench-move: setup guest criu
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-move target/release/dewar $(BENCH_OUT)/move.json $(BENCH_ARGS)
 
 bench-warm: setup guest criu
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

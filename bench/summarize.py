@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 # Numbers that say what was measured, not how it came out.
-NAMES = {"gib", "threads", "pages_per_second", "guests", "memory_mib", "images"}
+NAMES = {"gib", "threads", "pages_per_second", "words_per_second", "guests", "memory_mib", "images"}
 # One number for each moment: too long for a summary.
 SERIES = {"stages", "misses_by_second", "gap_at_ms", "epochs", "curve", "jobs"}
 

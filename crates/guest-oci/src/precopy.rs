@@ -132,7 +132,9 @@ impl PreCopy {
                     fresh.iter().for_each(|part| task.staged.forget(part));
                 }
                 _ => {
-                    *task = Task { tracking: Tracking::begin(pid), staged: Staged::default() };
+                    // Dropped first: what one userfaultfd tracks another cannot.
+                    *task = Task::default();
+                    task.tracking = Tracking::begin(pid);
                     if task.tracking.is_none() {
                         self.left_out.push(pid);
                     }

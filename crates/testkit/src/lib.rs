@@ -16,6 +16,7 @@ mod network;
 mod other_host;
 mod process;
 mod redis;
+mod second_runtime;
 mod silence;
 mod slow_disk;
 mod small_disk;
@@ -35,6 +36,7 @@ pub use process::{
     is_alive, kill, listens, patience, signal_stop, spawn_first, wait_until, wait_while_alive,
 };
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
+pub use second_runtime::SecondRuntime;
 pub use slow_disk::SlowDisk;
 pub use small_disk::SmallDisk;
 pub use sweep::{rounds, sample, stride};

@@ -5,15 +5,15 @@ use crate::common;
 use crate::containers::{Adopted, adopted_in};
 use crate::migrate::{Hosts, words};
 use dewar_testkit::{
-    Bundle, Lab, Ran, container_tools, is_alive, kill, wait_until, wait_while_alive,
+    Bundle, Lab, Ran, SecondRuntime, container_tools, is_alive, kill, wait_until, wait_while_alive,
 };
 use rustix::process::Signal;
 use serde_json::json;
-use std::fs::{self, Permissions};
+use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A container on the first of two hosts.
@@ -23,7 +23,7 @@ struct Pair {
     /// What leads to each, for `--via`.
     via_a: String,
     via_b: String,
-    groups: Vec<PathBuf>,
+    _there: SecondRuntime,
 }
 
 impl Pair {
@@ -43,17 +43,9 @@ impl Pair {
         let b = lab.second_host(&[]).expect("second host");
         let via_a = lab.via();
         let a = adopted_in(lab, "runc", path, bundle);
-        let runtime = a.container.state.display().to_string();
-        // What the runtime knows there is of that host.
-        let line = format!("exec {} mount -t tmpfs none {runtime}", b.via());
-        assert!(Command::new("sh").args(["-c", &line]).status().expect("mount").success());
-        let groups = control_groups(&a.container.id);
-        let via_b = a.lab.path().join("via-b");
-        let joined = groups.iter().map(|it| format!("echo $$ > {}/cgroup.procs\n", it.display()));
-        let script = format!("#!/bin/sh\n{}exec {} \"$@\"\n", joined.collect::<String>(), b.via());
-        fs::write(&via_b, script).expect("script");
-        fs::set_permissions(&via_b, Permissions::from_mode(0o755)).expect("mode");
-        Some(Self { a, b, via_a, via_b: via_b.display().to_string(), groups })
+        let there = SecondRuntime::new(&b, &a.container).expect("a runtime there");
+        let via_b = there.via();
+        Some(Self { a, b, via_a, via_b, _there: there })
     }
 
     fn there(&self, more: &[&str]) -> Command {
@@ -89,32 +81,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         let _ = self.b.command(&["stop", "c", "--now"]).env("PATH", &self.a.path).output();
-        self.groups.iter().for_each(|it| drop(fs::remove_dir(it)));
     }
-}
-
-/// A control group in each hierarchy for the second host: its containers must not be in those of the first.
-fn control_groups(name: &str) -> Vec<PathBuf> {
-    let own = fs::read_to_string("/proc/self/cgroup").expect("control groups");
-    let group = |line: &str| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controller, path) = (parts.next()?, parts.next()?);
-        let root = match controller {
-            "" => PathBuf::from("/sys/fs/cgroup/unified"),
-            _ => PathBuf::from("/sys/fs/cgroup").join(controller.trim_start_matches("name=")),
-        };
-        let root = if root.is_dir() { root } else { PathBuf::from("/sys/fs/cgroup") };
-        let group = root.join(path.trim_start_matches('/')).join(format!("{name}-b"));
-        fs::create_dir(&group).ok()?;
-        for file in ["cpuset.cpus", "cpuset.mems"] {
-            // Without them a group of that hierarchy takes no process.
-            if let Ok(of_parent) = fs::read(root.join(file)) {
-                fs::write(group.join(file), of_parent).expect("cpuset");
-            }
-        }
-        Some(group)
-    };
-    own.lines().filter_map(group).collect()
 }
 
 /// The CPU time that a process has used.
@@ -478,7 +445,8 @@ struct Network {
 
 impl Network {
     fn new() -> Self {
-        let name = format!("dw{}", std::process::id());
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let name = format!("dw{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let this = Self { client: format!("{name}k"), name };
         let Self { name, client } = &this;
         run(&format!(
@@ -488,6 +456,23 @@ impl Network {
             this.plug(1)
         ));
         this
+    }
+
+    /// Gives a container this network, by the path.
+    fn given_to(&self, mut bundle: Bundle) -> Bundle {
+        let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+        let path = format!("/run/netns/{}", self.name);
+        for it in namespaces.iter_mut().filter(|it| it["type"] == "network") {
+            it["path"] = json!(path);
+        }
+        bundle
+    }
+
+    /// A command of the client.
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.client]).arg(program);
+        command
     }
 
     /// The line that plugs an interface into what has the namespace's path for the one that runs it.
@@ -538,22 +523,15 @@ fn relay_of(host: &Lab) -> i32 {
 fn an_open_connection_goes_on_where_its_address_moves() {
     let test = "an_open_connection_goes_on_where_its_address_moves";
     let network = Network::new();
-    let change = |mut bundle: Bundle| {
-        let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
-        let path = format!("/run/netns/{}", network.name);
-        for it in namespaces.iter_mut().filter(|it| it["type"] == "network") {
-            it["path"] = json!(path);
-        }
-        bundle
-    };
+    let change = |bundle| network.given_to(bundle);
     let Some(mut pair) = Pair::new(test, change) else { return };
     network.make_there(&pair.b);
     pair.a.ask("check 500 2 none");
     pair.a.ask("spawn nc -l -p 7000 -e /bin/cat");
     let busybox = pair.a.container.bundle.folder.join("rootfs/bin/busybox");
     let as_client = |words: &[&str]| {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &network.client]).arg(&busybox).args(words);
+        let mut command = network.command(&busybox);
+        command.args(words);
         command
     };
     let mut client = as_client(&["nc", "10.88.0.2", "7000"]);
@@ -592,4 +570,51 @@ fn an_open_connection_goes_on_where_its_address_moves() {
     assert!(ping("5"));
     drop(say);
     let _ = client.wait();
+}
+
+#[test]
+fn redis_moves_five_times_with_its_data_and_its_client() {
+    let test = "redis_moves_five_times_with_its_data_and_its_client";
+    let network = Network::new();
+    let server = |bundle: Bundle| {
+        let link = bundle.folder.join("rootfs/tmp/redis-server");
+        std::os::unix::fs::symlink("/usr/bin/redis-check-rdb", link).expect("link");
+        let open = ["--bind", "0.0.0.0", "--protected-mode", "no", "--enable-debug-command", "yes"];
+        let line = [&["/tmp/redis-server", "--save", ""][..], &open].concat();
+        network.given_to(bundle.with_host_programs().expect("programs").running(&line))
+    };
+    let Some(pair) = Pair::new(test, server) else { return };
+    network.make_there(&pair.b);
+    let cli = |words: &[&str]| {
+        let mut command = network.command("redis-cli");
+        let output = command.args(["-h", "10.88.0.2"]).args(words).output().expect("redis-cli");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    wait_until("redis", Duration::from_secs(20), || cli(&["ping"]) == "PONG");
+    cli(&["debug", "populate", "20000", "key", "500"]);
+    // One connection that is open all the while; each answer is one more than the one before.
+    let mut client = network.command("redis-cli");
+    client.args(["-h", "10.88.0.2", "-r", "-1", "-i", "0.005", "incr", "count"]);
+    let mut client = client.stdout(Stdio::piped()).spawn().expect("redis-cli");
+    let mut answers = BufReader::new(client.stdout.take().expect("output"))
+        .lines()
+        .map(|line| line.expect("a line").trim().parse::<u64>().expect("a number"));
+    let mut expected = 1;
+    let mut answered = |count: u64| {
+        for _ in 0..count {
+            assert_eq!(answers.next(), Some(expected), "the client's connection");
+            expected += 1;
+        }
+    };
+    answered(20);
+    for round in 0..5 {
+        pair.migrate(&["--max-downtime", "2s"]).done();
+        answered(50);
+        pair.back(&["--max-downtime", "2s"]).done();
+        answered(50);
+        assert_eq!(cli(&["dbsize"]), "20001", "{round}");
+        assert_eq!(cli(&["get", &format!("key:{}", 19_999 - round)]).len(), 500, "{round}");
+    }
+    kill(client.id() as i32, Signal::KILL);
+    client.wait().expect("wait");
 }
