@@ -35,17 +35,24 @@ impl Container {
         Ok(Fence { openings: Network::of(process.pid).openings()? })
     }
 
-    /// Freezes it, and closes its network. CRIU may hold it. What does that is one of `strays`.
+    /// Freezes it. CRIU may hold it. What does that is one of `strays`.
     ///
     /// # Errors
-    /// Where it is not certain that it stands still and is silent.
-    pub fn fence(
+    /// Where it is not frozen by this: its user may have done that.
+    pub fn freeze(&self, strays: &Strays) -> Result<(), OciError> {
+        self.runtime.pause(&self.id, strays)
+    }
+
+    /// Closes its network.
+    ///
+    /// # Errors
+    /// Where it is not certain that it is silent.
+    pub fn silence(
         &self,
         process: &ProcessId,
         fence: &Fence,
         strays: &Strays,
     ) -> Result<(), OciError> {
-        self.runtime.pause(&self.id, strays)?;
         Network::of(process.pid).marked(strays.variable()).close(&fence.openings)
     }
 
@@ -66,7 +73,12 @@ impl Container {
     /// Where it stays frozen, or silent.
     pub fn lift_fence(&self, process: &ProcessId, fence: &Fence) -> Result<(), OciError> {
         if !process.is_alive() {
-            return Ok(());
+            // What was closed is there for the next that is started in it, but after a restart of the host.
+            let named = self.config().ok().and_then(|it| Network::named(&it));
+            return match named.filter(|_| process.is_of_this_boot()) {
+                Some(network) => network.open(&fence.openings),
+                None => Ok(()),
+            };
         }
         let opened = Network::of(process.pid).open(&fence.openings);
         match self.runtime.state_if_any(&self.id)? {
@@ -84,16 +96,17 @@ impl Container {
     /// # Errors
     /// Where it does not end.
     pub fn end_fenced(&self, process: &ProcessId, strays: &Strays) -> Result<(), OciError> {
-        let network = HeldNetwork::of(process.pid).filter(|_| process.is_alive());
+        // By its path, where it has one: the process may be dead already.
+        let named = self.config().ok().and_then(|it| Network::named(&it));
+        let held = HeldNetwork::of(process.pid).filter(|_| process.is_alive());
         if process.is_alive() {
+            let processes = Processes::of(process.pid)?;
+            let tracers = processes.tracers();
             // A frozen process dies of it before it runs. The runtime would kill the first alone, and thaw all.
-            for pid in Processes::of(process.pid)?.pids() {
-                if let Ok(handle) = ProcessHandle::open(Pid(pid)) {
-                    let _ = handle.kill();
-                }
-            }
+            kill(processes.pids());
+            // CRIU, who holds them: killed, it has no time to make connections that it has taken apart work again.
+            kill(tracers.into_iter().filter(|pid| *pid != 0));
         }
-        // Killed, CRIU has no time to make connections that it has taken apart work again.
         strays.kill();
         strays.end_all();
         if self.is_here(process)? {
@@ -105,7 +118,7 @@ impl Container {
             std::thread::sleep(LOOK);
         }
         self.forget(process)?;
-        if let Some(network) = network {
+        if let Some(network) = named.as_ref().or(held.as_deref()) {
             network.unlock();
             network.forget_connections();
         }
@@ -132,6 +145,14 @@ impl Container {
                 self.runtime.delete(&self.id)
             }
             _ => Ok(()),
+        }
+    }
+}
+
+fn kill(pids: impl Iterator<Item = i32>) {
+    for pid in pids {
+        if let Ok(handle) = ProcessHandle::open(Pid(pid)) {
+            let _ = handle.kill();
         }
     }
 }

@@ -187,7 +187,7 @@ pub fn discard(container: &Container, options: &RestoreOptions) -> bool {
         }
     };
     let are_gone = options.strays.end_by(&end, HELD_WITHIN);
-    let process = first_process(folder);
+    let process = first_process(folder).or_else(|| unheld_process(container, folder));
     if let Some(process) = process.filter(ProcessId::is_alive) {
         // Without its CRIU it waits for ever, or it runs. With the first of its processes all end.
         if let Ok(handle) = ProcessHandle::open(Pid(process.pid)) {
@@ -205,6 +205,12 @@ pub fn discard(container: &Container, options: &RestoreOptions) -> bool {
     }
     put_network_off(container, folder);
     are_gone && !process.is_some_and(|it| it.is_alive())
+}
+
+/// The first process of a container that was restored and did not wait: the runtime's last word says which it is.
+fn unheld_process(container: &Container, folder: &Path) -> Option<ProcessId> {
+    let process = ProcessId::of(restored_process(folder)?)?;
+    runs(container, &process).then_some(process)
 }
 
 fn put_network_off(container: &Container, folder: &Path) {

@@ -52,6 +52,8 @@ pub struct Openings {
     telling: Vec<String>,
     /// Interfaces that are switched off.
     off: Vec<String>,
+    /// Whether our own rules were there already.
+    is_closed: bool,
 }
 
 /// A network namespace that is there as long as this is.
@@ -140,7 +142,8 @@ impl Network {
     /// Where it cannot be looked at.
     pub fn openings(&self) -> Result<Openings, OciError> {
         let Some(links) = self.links() else { return Ok(Openings::default()) };
-        let mut openings = Openings { is_apart: true, ..Openings::default() };
+        let is_closed = self.has_chain(CHAIN);
+        let mut openings = Openings { is_apart: true, is_closed, ..Openings::default() };
         for link in links {
             let flags = self.flags(&link)?;
             let has = |wanted: &str| flags.iter().any(|flag| flag == wanted);
@@ -177,7 +180,7 @@ impl Network {
             table(&["-F", CHAIN])
                 .and_then(|_| table(&["-A", CHAIN, "-j", "DROP"]))
                 .map_err(failed)?;
-            for chain in ["INPUT", "OUTPUT"] {
+            for chain in HOOKS {
                 if table(&["-C", chain, "-j", CHAIN]).is_err() {
                     table(&["-I", chain, "-j", CHAIN]).map_err(failed)?;
                 }
@@ -200,6 +203,7 @@ impl Network {
             // One that is gone needs nothing.
             if self.interfaces().contains(link) {
                 opened = opened.and(told.map(drop).map_err(failed));
+                self.announce(link);
             }
         }
         opened
@@ -213,7 +217,7 @@ impl Network {
             if !rules.lines().any(|line| line == format!("-N {CHAIN}")) {
                 continue;
             }
-            for chain in ["INPUT", "OUTPUT"] {
+            for chain in HOOKS {
                 while table(&["-D", chain, "-j", CHAIN]).is_ok() {}
             }
             table(&["-F", CHAIN]).and_then(|_| table(&["-X", CHAIN])).map_err(failed)?;
@@ -227,9 +231,11 @@ impl Network {
     /// # Errors
     /// Where that cannot be.
     pub fn prepare(&self, openings: &Openings) -> Result<(), OciError> {
-        if !openings.off.is_empty() {
-            self.close(&Openings { is_apart: true, ..Openings::default() })?;
+        if self.has_chain(CRIU_CHAIN) {
+            // Of one that was killed: none is at work here now.
+            self.unlock();
         }
+        self.close(&Openings { is_apart: openings.is_apart, ..Openings::default() })?;
         for link in &openings.off {
             self.run(&["ip", "link", "set", "dev", link, "arp", "off", "up"]).map_err(failed)?;
         }
@@ -239,24 +245,20 @@ impl Network {
     /// Takes back what [`Network::prepare`] has done: the container does not come.
     pub fn put_off(&self, openings: &Openings) {
         for link in &openings.off {
-            let _ = self.run(&["ip", "link", "set", "dev", link, "down", "arp", "on"]);
+            let _ = self.run(&["sh", "-c", SWITCH_OFF, "sh", link]);
         }
-        let _ = self.remove_chain();
+        if !openings.is_closed {
+            let _ = self.remove_chain();
+        }
     }
 
-    /// Opens it for a container that has come: its interfaces tell whose addresses they have, from now on and at once.
+    /// Opens it for a container that has come: its interfaces are switched on, and tell whose addresses they have, from
+    /// now on and at once.
     ///
     /// # Errors
     /// Where it stays closed.
     pub fn take_over(&self) -> Result<(), OciError> {
-        let Some(links) = self.links() else { return Ok(()) };
-        self.remove_chain()?;
-        for link in links {
-            self.run(&["ip", "link", "set", "dev", &link, "arp", "on", "up"]).map_err(failed)?;
-            // Where that fails others find it when they ask anew.
-            let _ = self.run(&["sh", "-c", ANNOUNCE, "sh", &link]);
-        }
-        Ok(())
+        self.tell(&["up"])
     }
 
     /// Opens it for a container that is started there, if one that has left had it closed.
@@ -264,11 +266,44 @@ impl Network {
     /// # Errors
     /// Where it stays closed.
     pub fn open_if_closed(&self) -> Result<(), OciError> {
-        let is_closed = self.programs().any(|program| {
+        if self.has_chain(CRIU_CHAIN) {
+            self.unlock();
+        }
+        match self.has_chain(CHAIN) {
+            true => self.tell(&[]),
+            false => Ok(()),
+        }
+    }
+
+    fn tell(&self, more: &[&str]) -> Result<(), OciError> {
+        let Some(links) = self.links() else { return Ok(()) };
+        self.remove_chain()?;
+        for link in links {
+            let shown = self.run(&["ip", "-d", "-o", "link", "show", "dev", &link]);
+            // One of that kind has none to tell of, ever.
+            let is_silent = shown.is_ok_and(|it| it.contains("ipvlan") && it.contains("mode l3"));
+            let how: &[&str] = if is_silent { &[] } else { &["arp", "on"] };
+            let words = [how, more].concat();
+            if !words.is_empty() {
+                let set = [&["ip", "link", "set", "dev", &link], &words[..]].concat();
+                self.run(&set).map_err(failed)?;
+            }
+            self.announce(&link);
+        }
+        Ok(())
+    }
+
+    /// Where that fails others find it when they ask anew.
+    fn announce(&self, link: &str) {
+        let _ = self.run(&["sh", "-c", ANNOUNCE, "sh", link]);
+    }
+
+    /// Whether there is a chain of rules by this name.
+    fn has_chain(&self, chain: &str) -> bool {
+        self.programs().any(|program| {
             let rules = self.run(&[program, "-w", "-S"]).unwrap_or_default();
-            rules.lines().any(|line| line == format!("-N {CHAIN}"))
-        });
-        if is_closed { self.take_over() } else { Ok(()) }
+            rules.lines().any(|line| line == format!("-N {chain}"))
+        })
     }
 
     /// Processes that have this network.
@@ -332,20 +367,30 @@ pub fn switch_on(pid: i32, config: &Value) {
     }
 }
 
+/// Where packets come through.
+const HOOKS: [&str; 3] = ["INPUT", "OUTPUT", "FORWARD"];
 /// The chain of our own rules.
 const CHAIN: &str = "DEWAR";
 /// The chain of CRIU's (`criu/netfilter.c`, `criu/net.c`).
 const CRIU_CHAIN: &str = "CRIU";
 
 /// Has the kernel tell an interface's neighbours who has its addresses now: it does so when the interface is given its
-/// hardware address (Documentation/networking/ip-sysctl.rst, `arp_notify`).
+/// hardware address (Documentation/networking/ip-sysctl.rst, `arp_notify`, `ndisc_notify`).
 const ANNOUNCE: &str = "\
     address=$(ip -o link show dev \"$1\" | sed -n 's,.*link/ether \\([^ ]*\\).*,\\1,p')
-    notify=/proc/sys/net/ipv4/conf/$1/arp_notify
-    before=$(cat \"$notify\")
-    echo 1 > \"$notify\"
+    old=/proc/sys/net/ipv4/conf/$1/arp_notify new=/proc/sys/net/ipv6/conf/$1/ndisc_notify
+    was_old=$(cat \"$old\") was_new=$(cat \"$new\" 2>/dev/null)
+    echo 1 > \"$old\"; [ -z \"$was_new\" ] || echo 1 > \"$new\"
     ip link set dev \"$1\" address \"$address\"
-    echo \"$before\" > \"$notify\"";
+    echo \"$was_old\" > \"$old\"; [ -z \"$was_new\" ] || echo \"$was_new\" > \"$new\"";
+
+/// Switches an interface off without losing its addresses (`keep_addr_on_down`, for IPv6).
+const SWITCH_OFF: &str = "\
+    keep=/proc/sys/net/ipv6/conf/$1/keep_addr_on_down
+    before=$(cat \"$keep\" 2>/dev/null)
+    [ -z \"$before\" ] || echo 1 > \"$keep\"
+    ip link set dev \"$1\" down arp on
+    [ -z \"$before\" ] || echo \"$before\" > \"$keep\"";
 
 fn failed(cause: String) -> OciError {
     OciError::Network { cause }

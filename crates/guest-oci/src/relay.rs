@@ -1,7 +1,7 @@
 //! A restore that waits for a word: CRIU brings a container back to the last step before it runs, and stays there.
 //!
 //! CRIU tells the runtime of each step, by messages on a socket (CRIU's `images/rpc.proto`), and goes on when the
-//! runtime has answered. In front of CRIU in the runtime's `PATH` stands a link `criu` to our own program. It starts
+//! runtime has answered. In the runtime's `PATH` there is nothing but a link `criu` to our own program. It starts
 //! a relay between the two and becomes CRIU:
 //!
 //! ```text
@@ -49,8 +49,9 @@ const RELAY: &str = "criu-relay";
 const ORPHAN: &str = "orphan";
 /// CRIU's own word for one that is spoken to on a descriptor that it inherits.
 const ON_SOCKET: &str = "swrk";
-/// The variables with the path of CRIU, and the folder of the restore.
+/// The variables with the path of CRIU, the `PATH` that it is to have, and the folder of the restore.
 const PROGRAM: &str = "DEWAR_CRIU";
+const PATH: &str = "DEWAR_CRIU_PATH";
 const FOLDER: &str = "DEWAR_CRIU_FOLDER";
 /// The step that is kept back.
 const LAST_STEP: &str = "post-restore";
@@ -90,10 +91,9 @@ pub fn put_before_criu(command: &mut Command, criu: &Path, folder: &Path) -> io:
     if !fs::metadata(&link)?.is_file() {
         return Err(io::Error::other("our own program cannot be found"));
     }
-    let known = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths(std::iter::once(programs).chain(std::env::split_paths(&known)))
-        .map_err(io::Error::other)?;
-    command.env("PATH", path).env(PROGRAM, criu).env(FOLDER, folder);
+    // No other CRIU may be found there: it would not wait.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env("PATH", programs).env(PATH, path).env(PROGRAM, criu).env(FOLDER, folder);
     Ok(())
 }
 
@@ -125,6 +125,7 @@ fn become_criu(words: &[OsString]) -> io::Error {
         return io::Error::other(format!("{PROGRAM} is not set"));
     };
     let mut command = Command::new(program);
+    command.env("PATH", std::env::var_os(PATH).unwrap_or_default());
     let begun = match words {
         [verb, number] if verb == ON_SOCKET => connect(number).map(Some),
         _ => Ok(None),

@@ -1,8 +1,8 @@
 //! Runtimes and CRIUs that a command started for a guest, and that outlived it.
 //!
 //! A CRIU whose command is gone would wait for ever for somebody to fetch pages, with the container frozen. Each
-//! process that a dump starts has the guest's mark in its environment, and so have those that it starts. CRIU itself
-//! comes to write its title over that; it works in the folder of the dump.
+//! process that a dump starts has the guest's mark in its environment, and so have those that it starts. CRIU itself may
+//! come to write its title over that: it is known by what it traces, and the runtime that started it is found.
 //!
 //! They are not killed but brought to their end: somebody connects to the page server and goes away, which is what
 //! it waits for. CRIU leaves the container as it was then. Killed, it leaves in its network rules that keep all
@@ -18,7 +18,6 @@ use std::fs;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -37,16 +36,14 @@ const TRIES: u32 = 100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strays {
     mark: String,
-    /// Where CRIU works: a folder of ours.
-    folder: PathBuf,
     /// Where their page server listens.
     port: Option<u16>,
 }
 
 impl Strays {
-    /// Those of a guest, by a name that no other guest of the host has, and the folder for its dumps and restores.
-    pub fn of(guest: &str, folder: &Path) -> Self {
-        Self { mark: guest.to_owned(), folder: folder.to_owned(), port: None }
+    /// Those of a guest, by a name that no other guest of the host has.
+    pub fn of(guest: &str) -> Self {
+        Self { mark: guest.to_owned(), port: None }
     }
 
     /// The same, where their page server listens on this port.
@@ -133,10 +130,7 @@ impl Strays {
             }
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|byte| *byte == 0);
-            let is_one = variables.any(|it| it == wanted.as_bytes())
-                || fs::read_link(format!("/proc/{pid}/cwd"))
-                    .is_ok_and(|it| it.starts_with(&self.folder));
-            is_one.then_some(process)
+            variables.any(|it| it == wanted.as_bytes()).then_some(process)
         })
         .collect()
     }

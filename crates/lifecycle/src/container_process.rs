@@ -6,9 +6,9 @@
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use dewar_guest_oci::{
-    Container, OciError, Overlay, Status, Strays, restored_process, unmount_from,
+    Container, ContainerState, OciError, Overlay, Status, Strays, restored_process, unmount_from,
 };
-use dewar_registry::{GuestFolder, GuestRecord, Phase};
+use dewar_registry::{GuestFolder, GuestRecord, Phase, ProcessId};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -52,7 +52,7 @@ pub fn require_machine(record: &GuestRecord) -> Result<(), Failure> {
 
 /// By what the processes of a dump are known.
 pub(crate) fn strays(folder: &GuestFolder) -> Strays {
-    Strays::of(folder.unique_name(), &images_folder(folder))
+    Strays::of(folder.unique_name())
 }
 
 /// The folder for a container's images: memory, as large as that of its processes.
@@ -94,7 +94,7 @@ pub(crate) fn let_run(folder: &GuestFolder, record: &GuestRecord) -> Result<(), 
         };
         require_gone(left.end(record.process))?;
         if let Some(known) = &record.container {
-            resume_if_frozen(&Container::of(known));
+            resume_if_frozen(&Container::of(known), &record.process);
         }
         let _ = folder.remove(DUMP);
     }
@@ -112,9 +112,10 @@ fn require_gone(is_gone: bool) -> Result<(), Failure> {
 }
 
 /// Thaws a container that a killed CRIU left frozen: its user's own pause is refused before a dump begins.
-pub(crate) fn resume_if_frozen(container: &Container) {
+pub(crate) fn resume_if_frozen(container: &Container, process: &ProcessId) {
     let state = container.runtime.state_if_any(&container.id);
-    if matches!(state, Ok(Some(state)) if state.status == Status::Paused) {
+    let is_it = |it: &ContainerState| it.pid == process.pid && process.is_alive();
+    if matches!(state, Ok(Some(state)) if state.status == Status::Paused && is_it(&state)) {
         let _ = container.runtime.resume(&container.id);
     }
 }

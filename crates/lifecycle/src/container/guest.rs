@@ -170,7 +170,7 @@ impl ProcessGuest for ContainerGuest<'_> {
         if self.folder.file(DUMP).exists() {
             // Where something does not end the next command goes on from here.
             if self.strays.end(self.process) {
-                resume_if_frozen(&self.container);
+                resume_if_frozen(&self.container, &self.process);
                 let _ = self.folder.remove(DUMP);
             }
         }

@@ -85,7 +85,15 @@ impl<'f> ContainerGuest<'f> {
         let strays = self.strays.clone();
         std::thread::scope(|scope| {
             // It takes as long as the rest.
-            let fence = scope.spawn(move || container.fence(&process, &fence, &strays));
+            let folder = self.folder;
+            let fence = scope.spawn(move || -> Result<(), Failure> {
+                if let Err(error) = container.freeze(&strays) {
+                    // Nothing of it is ours to take back.
+                    folder.remove(FENCE)?;
+                    return Err(error.into());
+                }
+                Ok(container.silence(&process, &fence, &strays)?)
+            });
             let staged = self.stage(pages);
             fence.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             staged

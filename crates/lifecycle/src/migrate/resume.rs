@@ -195,7 +195,10 @@ fn require_qemu(record: &dewar_registry::GuestRecord) -> Result<(), Failure> {
         return Ok(());
     }
     let name = &record.name;
-    let what = format!("the QEMU that '{name}' was in on this host has ended");
+    let what = match record.container {
+        Some(_) => format!("the processes of '{name}' on this host have ended"),
+        None => format!("the QEMU that '{name}' was in on this host has ended"),
+    };
     Err(Failure::new(Code::Attention, what)
         .state("all that there is of it may be at the other host")
         .advice(format!("'dewar migrate {name} --resume' lets it go on there")))
@@ -300,7 +303,7 @@ pub(super) fn answer(
     (side.control, side.reached) = (Some(&**control), &reached);
     side.carry_out(now)?;
     if side.machine.is_lost() {
-        let why = "its QEMU has ended, and it is not known whether the guest ran in it";
+        let why = "its process has ended, and it is not known whether the guest ran in it";
         control.send(&ToSource::Failed { why: why.to_owned() })?;
         return Err(Failure::new(Code::Attention, format!("'{name}': {why}")));
     }
