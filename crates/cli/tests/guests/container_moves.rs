@@ -57,6 +57,12 @@ impl Pair {
         Ran::of(&self.there(more).output().expect("dewar starts"))
     }
 
+    /// The same over a connection of one's own.
+    fn migrate_via(&self, via: &str, more: &[&str]) -> Ran {
+        let line = Hosts::line_of("c", via, &self.b, more);
+        Ran::of(&self.a.command(&words(&line)).output().expect("dewar starts"))
+    }
+
     fn back(&self, more: &[&str]) -> Ran {
         let line = Hosts::line_of("c", &self.via_a, &self.a.lab, more);
         self.on_b(&words(&line))
@@ -434,6 +440,49 @@ fn a_program_that_is_replaced_meanwhile_keeps_it_waiting_all_the_same() {
     let (code, _, said) = held.go_on();
     assert_eq!(code, 0, "{said}");
     assert_eq!(are(&pair.states()), GONE);
+    pair.a.is_well();
+}
+
+#[test]
+fn a_host_that_cannot_take_it_leaves_it_where_it_is() {
+    let test = "a_host_that_cannot_take_it_leaves_it_where_it_is";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("fill 32 noise");
+    pair.a.ask("check 500 2 none");
+    let via = pair.via_b.clone();
+    // Nobody there has its CRIU.
+    let usual = "env PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+    pair.migrate_via(&format!("{usual} {via}"), &[])
+        .failed(4, &["criu is not installed", "not touched"]);
+    // No room for its memory.
+    let small = "mount -t tmpfs -o size=8m,huge=always none";
+    let line = format!("exec {} sh -c '{small} /run/dewar/ram; {small} /dev/shm'", pair.b.via());
+    run(&line);
+    pair.migrate(&["--max-downtime", "2s"]).failed(1, &["No space left", "the guest is running"]);
+    run(&format!("exec {} sh -c 'umount /run/dewar/ram; umount /dev/shm'", pair.b.via()));
+    assert_eq!(are(&pair.states()), HERE);
+    pair.a.ask("filled");
+    pair.a.is_well();
+    // The link is cut while its memory is sent.
+    let link = pair.b.program().with_file_name("dewar-link");
+    let slow = format!("{} 20 0 {via}", link.display());
+    let line = Hosts::line_of("c", &slow, &pair.b, &["--max-downtime", "2s"]);
+    let moving = pair.a.command(&words(&line)).stderr(Stdio::piped()).spawn().expect("dewar");
+    let mut cut = None;
+    wait_until("pages on their way", Duration::from_secs(30), || {
+        cut = common::started(moving.id() as i32, "dewar-link");
+        cut.is_some() && !pair.b.ram_files("c").is_empty()
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    kill(cut.expect("a link"), Signal::KILL);
+    let ran = Ran::of(&moving.wait_with_output().expect("dewar"));
+    ran.failed(1, &["the guest is running"]);
+    wait_until("it is here alone", Duration::from_secs(30), || are(&pair.states()) == HERE);
+    pair.a.ask("filled");
+    pair.a.is_well();
+    pair.a.is_clean();
+    pair.migrate(&["--max-downtime", "2s"]).done();
+    pair.a.ask("filled");
     pair.a.is_well();
 }
 
