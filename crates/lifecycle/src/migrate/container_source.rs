@@ -289,4 +289,8 @@ impl LiveHands for Live<'_, '_> {
     fn health(&mut self) -> Health {
         self.guest.health()
     }
+
+    fn hands(&mut self) -> &mut dyn Hands {
+        self
+    }
 }

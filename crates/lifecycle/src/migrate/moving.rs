@@ -72,6 +72,8 @@ pub(super) struct Moving<'m> {
 pub(super) trait LiveHands: Hands {
     /// How the guest is.
     fn health(&mut self) -> Health;
+    /// Itself, for what needs no more: Rust 1.85 does not see that it is one.
+    fn hands(&mut self) -> &mut dyn Hands;
 }
 
 impl Moving<'_> {
@@ -123,7 +125,7 @@ impl Moving<'_> {
                 .advice("'dewar ps' goes on with that"));
         }
         self.pauses.end_throttle();
-        let back = self.side.begin_again(hands);
+        let back = self.side.begin_again(hands.hands());
         if is_given(&self.side) {
             let (name, other) = (self.folder.name(), &self.side.record.other);
             return Err(still_given(failure, name, other, self.side.machine.record()));
@@ -133,7 +135,7 @@ impl Moving<'_> {
             self.reporter.warn(&failure.whole());
         }
         // That the guest stays.
-        let _ = self.side.on(SourceEvent::LinkBack, hands);
+        let _ = self.side.on(SourceEvent::LinkBack, hands.hands());
         self.pauses.end();
         let health = hands.health();
         let failure = failure.state(format!("the guest was not moved; {health}"));

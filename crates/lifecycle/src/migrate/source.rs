@@ -311,4 +311,8 @@ impl LiveHands for Live<'_> {
     fn health(&mut self) -> Health {
         self.guest.health()
     }
+
+    fn hands(&mut self) -> &mut dyn Hands {
+        self
+    }
 }
