@@ -519,8 +519,8 @@ impl Network {
 
     /// A command of the client.
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.client]).arg(program);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.client)).arg(program);
         command
     }
 
