@@ -170,7 +170,7 @@ fn runs(container: &Container, process: &ProcessId) -> bool {
 }
 
 /// The first process of the container that was restored in a folder.
-pub fn first_process(folder: &Path) -> Option<ProcessId> {
+fn first_process(folder: &Path) -> Option<ProcessId> {
     serde_json::from_slice(&fs::read(held_process(folder)).ok()?).ok()
 }
 

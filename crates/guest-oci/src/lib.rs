@@ -51,7 +51,7 @@ pub use dump::{Dump, DumpOptions, free_port};
 pub use error::OciError;
 pub use fence::Fence;
 pub use folder::staging_file;
-pub use held_restore::{HeldRestore, discard, finish, first_process, lives};
+pub use held_restore::{HeldRestore, discard, finish, lives};
 pub use network::{Network, is_apart as has_own_network};
 pub use overlay::{Overlay, unmount_from};
 pub use pages::PagesFile;

@@ -5,7 +5,7 @@ use crate::common::{self, HeldCheckpoint, qemus};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     CHANGES, Call, Console, Fault, GuestSpec, Lab, NEED_ROOM, RedisServer, TestGuest, calls_of,
-    kill, sample, wait_until, with_fault,
+    kill, sample, wait_until, wait_while_alive, with_fault,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -159,8 +159,11 @@ fn removals_killed_at_each_change(lab: &Lab, place: &Place) {
     let line = ["checkpoint", "g", "--full", "--store", &url];
     let held = HeldCheckpoint::at_with(lab, &line, "synced");
     // It would sweep them.
-    kill(held.guardian().expect("a guardian"), Signal::KILL);
+    let guardian = held.guardian().expect("a guardian");
+    kill(guardian, Signal::KILL);
     held.kill();
+    // It has the guest's lock, until it is gone.
+    wait_while_alive(guardian);
     lab.dewar(&["rm", "g", "--force"]).done();
     place.let_time_pass();
     place.keep();

@@ -327,10 +327,10 @@ fn an_overlay_that_was_half_made_is_removed() {
     let held = HeldCheckpoint::at(&scene.lab, "half", "prepared");
     let overlay = scene.guest.folder.join("disk0.qcow2.dewar-overlay");
     let pid = qemu_pid(&scene.lab, "half");
-    kill(held.guardian().expect("guardian"), Signal::KILL);
-    kill(pid, Signal::KILL);
+    let guardian = held.guardian().expect("guardian");
+    [guardian, pid].iter().for_each(|it| kill(*it, Signal::KILL));
     held.kill();
-    wait_while_alive(pid);
+    [guardian, pid].into_iter().for_each(wait_while_alive);
     let made = std::fs::read(&overlay).expect("the overlay");
     std::fs::write(&overlay, &made[..50]).expect("write");
     assert_eq!(scene.lab.ps("half").expect("listed")["state"], "ended");
@@ -382,10 +382,10 @@ fn a_disk_that_was_used_since_is_not_written_over() {
     let scene = Scene::new("used");
     let held = HeldCheckpoint::at(&scene.lab, "used", "disks-copied");
     let pid = qemu_pid(&scene.lab, "used");
-    kill(held.guardian().expect("a guardian"), Signal::KILL);
-    kill(pid, Signal::KILL);
+    let guardian = held.guardian().expect("a guardian");
+    [guardian, pid].iter().for_each(|it| kill(*it, Signal::KILL));
     held.kill();
-    wait_while_alive(pid);
+    [guardian, pid].into_iter().for_each(wait_while_alive);
     let own = scene.guest.folder.join("disk0.qcow2");
     let overlay = scene.guest.folder.join("disk0.qcow2.dewar-overlay");
     let wrote = std::process::Command::new("qemu-io")

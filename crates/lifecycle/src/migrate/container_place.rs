@@ -10,7 +10,7 @@ use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::hot_pages::HOT_PAGES;
 use crate::locked_guest::{NextGuest, clear_predecessor};
-use crate::migration::{DestinationSide, MigrationRecord, SideRecord, ToTheSource};
+use crate::migration::{DestinationSide, MigrationRecord, ToTheSource};
 use crate::reporter::Reporter;
 use dewar_guest_oci::Description;
 use dewar_kernel::detach;
@@ -19,7 +19,7 @@ use dewar_pagecache::Manifest;
 use dewar_registry::{GuestFolder, GuestLock, GuestRecord, Migrations};
 use dewar_units::PAGE_BYTES;
 use dewar_wire::control::{Offer, ToSource};
-use dewar_wire::ownership::{Destination, DestinationRecord};
+use dewar_wire::ownership::Destination;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -79,13 +79,7 @@ pub(super) fn arrive_container(
     let mut side = DestinationSide {
         machine: Destination::new(),
         session: control.session(),
-        record: MigrationRecord {
-            guest: offer.guest.clone(),
-            other: offer.from.clone(),
-            peer: None,
-            instance: offer.instance.clone(),
-            side: SideRecord::Destination(DestinationRecord::Loaded),
-        },
+        record: MigrationRecord::arriving(offer),
         folder: &folder,
         guest: Some(record),
         incoming: None,

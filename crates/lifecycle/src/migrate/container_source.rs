@@ -16,7 +16,7 @@ use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::hot_pages::{self, HOT_PAGES};
 use crate::locked_guest::LockedGuest;
-use crate::migration::{Hands, MigrationRecord, SideRecord, SourceSide, ToTheDestination};
+use crate::migration::{Hands, MigrationRecord, SourceSide, ToTheDestination};
 use crate::reporter::Reporter;
 use dewar_guest::{Health, ProcessGuest};
 use dewar_guest_oci::{Container, Network, has_own_network};
@@ -26,7 +26,7 @@ use dewar_registry::{GuestRecord, Migrations, ProcessId};
 use dewar_units::{PAGE_BYTES, format_duration};
 use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::hello::Features;
-use dewar_wire::ownership::{Source, SourceEvent, SourceRecord};
+use dewar_wire::ownership::{Source, SourceEvent};
 use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -86,15 +86,9 @@ pub fn migrate_container(
     let side = SourceSide {
         machine: Source::new(),
         session,
-        record: MigrationRecord {
-            guest: folder.name().to_owned(),
-            other: options.peer.name.clone(),
-            peer: Some(options.peer.clone()),
-            instance: instance(&checked),
-            side: SideRecord::Source(SourceRecord::Intent),
-        },
+        record: MigrationRecord::leaving(folder.name(), &options.peer, instance(&checked)),
         folder: &folder,
-        guest: GuestRecord { ..checked },
+        guest: checked,
         control: Some(&control),
         reached: &at_step,
     };

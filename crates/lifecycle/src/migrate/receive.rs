@@ -12,8 +12,8 @@ use super::resume::answer;
 use crate::failure::{Code, Failure};
 use crate::frozen_state::unloadable;
 use crate::host::Host;
+use crate::migration::MigrationRecord;
 use crate::migration::{DestinationSide, ToTheSource, shards};
-use crate::migration::{MigrationRecord, SideRecord};
 use crate::process::unless_hopeless;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::end_exports;
@@ -23,7 +23,7 @@ use dewar_migrate::{
 use dewar_registry::{GuestFolder, Migrations};
 use dewar_units::PageSet;
 use dewar_wire::control::{CONTROL, Offer, Stopped, ToDestination, ToSource};
-use dewar_wire::ownership::{Destination, DestinationRecord};
+use dewar_wire::ownership::Destination;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
@@ -84,13 +84,7 @@ fn arrive(
     let mut side = DestinationSide {
         machine: Destination::new(),
         session,
-        record: MigrationRecord {
-            guest: offer.guest.clone(),
-            other: offer.from.clone(),
-            peer: None,
-            instance: offer.instance.clone(),
-            side: SideRecord::Destination(DestinationRecord::Loaded),
-        },
+        record: MigrationRecord::arriving(offer),
         folder: &folder,
         guest: None,
         incoming: Some(incoming),

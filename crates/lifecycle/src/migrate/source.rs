@@ -11,9 +11,9 @@ use super::slow_down;
 use crate::attached_guest::AttachedGuest;
 use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
+use crate::migration::MigrationRecord;
 use crate::migration::ToTheDestination;
 use crate::migration::{Hands, SourceSide};
-use crate::migration::{MigrationRecord, SideRecord};
 use crate::reporter::Reporter;
 use crate::tracking::Tracking;
 use dewar_capture::{CaptureStep, Convergence, Epochs, converge, cores};
@@ -26,7 +26,7 @@ use dewar_registry::{GuestFolder, GuestRecord, Migrations};
 use dewar_units::format_duration;
 use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::hello::Features;
-use dewar_wire::ownership::{Source, SourceEvent, SourceRecord};
+use dewar_wire::ownership::{Source, SourceEvent};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -64,13 +64,7 @@ pub fn migrate(
     let side = SourceSide {
         machine: Source::new(),
         session,
-        record: MigrationRecord {
-            guest: folder.name().to_owned(),
-            other: options.peer.name.clone(),
-            peer: Some(options.peer.clone()),
-            instance: instance(&checked),
-            side: SideRecord::Source(SourceRecord::Intent),
-        },
+        record: MigrationRecord::leaving(folder.name(), &options.peer, instance(&checked)),
         folder: &folder,
         // Not as `checked` says: it may stay, and its own command line is its user's.
         guest: GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() },

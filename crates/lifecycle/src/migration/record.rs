@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::migration::peer::PeerCommand;
 use dewar_registry::{GuestFolder, GuestRecord, Migrations, Phase};
+use dewar_wire::control::Offer;
 use dewar_wire::ownership::{DestinationRecord, SourceRecord};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,28 @@ pub struct MigrationRecord {
 }
 
 impl MigrationRecord {
+    /// That of a guest which is about to leave, before its first step.
+    pub(crate) fn leaving(guest: &str, peer: &PeerCommand, instance: String) -> Self {
+        Self {
+            guest: guest.to_owned(),
+            other: peer.name.clone(),
+            peer: Some(peer.clone()),
+            instance,
+            side: SideRecord::Source(SourceRecord::Intent),
+        }
+    }
+
+    /// That of a guest which is offered to this host, when it is loaded.
+    pub(crate) fn arriving(offer: &Offer) -> Self {
+        Self {
+            guest: offer.guest.clone(),
+            other: offer.from.clone(),
+            peer: None,
+            instance: offer.instance.clone(),
+            side: SideRecord::Destination(DestinationRecord::Loaded),
+        }
+    }
+
     /// What is noted of a migration of which nothing is on disk: that the guest will not run here.
     pub fn refused(guest: &str) -> Self {
         Self {
