@@ -74,8 +74,17 @@ impl Pair {
         Ran::of(&command.output().expect("dewar starts"))
     }
 
-    /// What `ps` says of it on each host.
+    /// What `ps` says of it on each host, once no guardian or command has it.
     fn states(&self) -> [Option<String>; 2] {
+        let mut told = [None, None];
+        wait_until("nobody is at work on it", Duration::from_secs(60), || {
+            told = self.states_now();
+            !told.iter().flatten().any(|state| state == "busy")
+        });
+        told
+    }
+
+    fn states_now(&self) -> [Option<String>; 2] {
         let state = |ran: Ran| {
             let listed = ran.done().json();
             listed["guests"][0]["state"].as_str().map(str::to_owned)
