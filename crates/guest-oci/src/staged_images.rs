@@ -42,14 +42,14 @@ impl StagingIndex {
                 _ if is_pages_file(&name) => images.join(&name),
                 _ => return Err(damaged(&format!("'{name}' is no file of a container"))),
             };
-            let file = File::create_new(&target).map_err(OciError::io("create", &target))?;
-            let end = offset.checked_add(bytes).ok_or_else(|| damaged("a file has no end"))?;
+            let whole = bytes.checked_next_multiple_of(PAGE_BYTES as u64);
+            let whole = whole.filter(|whole| offset.checked_add(*whole).is_some());
+            let whole = whole.ok_or_else(|| damaged("a file has no end"))?;
             if offset % PAGE_BYTES as u64 != 0 {
                 return Err(damaged("a file begins inside a page"));
             }
-            let whole = bytes.next_multiple_of(PAGE_BYTES as u64);
+            let file = File::create_new(&target).map_err(OciError::io("create", &target))?;
             let piece = Piece { addresses: 0..whole, offset };
-            debug_assert!(end <= offset + whole);
             staging.move_to(vec![piece], (&file, &target), 0)?;
             file.set_len(bytes).map_err(OciError::io("shorten", &target))?;
         }
@@ -115,5 +115,36 @@ pub(crate) fn lazy_maps(folder: &Path) -> Result<Vec<Pagemap>, OciError> {
             problem: "it stands on another".to_owned(),
         }),
         None => Ok(maps),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_host_says_of_files_is_checked() {
+        let unpack = |name: &str, offset: u64, bytes: u64| {
+            let folder = tempfile::tempdir().expect("folder");
+            fs::create_dir(images(folder.path())).expect("images");
+            fs::write(staging_file(folder.path()), vec![7; 3 * PAGE_BYTES]).expect("copies");
+            let files = vec![(name.to_owned(), offset, bytes)];
+            let unpacked = StagingIndex { files, ..StagingIndex::default() }.unpack(folder.path());
+            unpacked.map(|()| fs::metadata(folder.path().join(name)).map(|it| it.len()).ok())
+        };
+        let page = PAGE_BYTES as u64;
+        assert_eq!(unpack(ROOT_FILES, page, page + 5).expect("right"), Some(page + 5));
+        for name in ["", "../x", "pages-.img", "pages-1.img/x", "images/core-1.img"] {
+            assert!(unpack(name, 0, page).is_err(), "{name}");
+        }
+        for (offset, bytes) in
+            [(1, 5), (page, 3 * page), (0, u64::MAX), (u64::MAX - 4095, page), (u64::MAX, 1)]
+        {
+            assert!(unpack(ROOT_FILES, offset, bytes).is_err(), "{offset} {bytes}");
+        }
+        let overlapping = vec![(0, 2 * page, 0), (page, 3 * page, 0)];
+        assert!(Staged::of_runs(overlapping).is_none());
+        assert!(Staged::of_runs(vec![(0, page, u64::MAX - 4095)]).is_none());
+        assert!(Staged::of_runs(vec![(0, page, page)]).is_some());
     }
 }
