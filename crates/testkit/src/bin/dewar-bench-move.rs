@@ -71,16 +71,14 @@ impl Bench {
         let there = SecondRuntime::new(&b, &container)?;
         let mut bench = Self { load, tools: tools.to_owned(), container, there, b, a };
         bench.prove()?;
-        let state = bench.container.state.display().to_string();
-        bench.ran(bench.a.command(&[
-            "adopt",
-            "c",
-            "--container",
-            &id,
-            "--runtime-root",
-            &state,
-        ]))?;
+        bench.adopt()?;
         Ok(bench)
+    }
+
+    fn adopt(&self) -> Result<()> {
+        let (id, state) = (&self.container.id, self.container.state.display().to_string());
+        let words = ["adopt", "c", "--container", id, "--runtime-root", &state];
+        self.ran(self.a.command(&words)).map(drop)
     }
 
     /// That a gap that is known is measured as it is.
@@ -113,16 +111,7 @@ impl Bench {
             stock.push(self.by_runc(false)?);
             // The runtime has another process for it now.
             self.ran(self.a.command(&["rm", "c"]))?;
-            let (id, state) =
-                (self.container.id.clone(), self.container.state.display().to_string());
-            self.ran(self.a.command(&[
-                "adopt",
-                "c",
-                "--container",
-                &id,
-                "--runtime-root",
-                &state,
-            ]))?;
+            self.adopt()?;
         }
         let rows = vec![self.row("dewar", &ours), self.row("runc and tar", &stock)];
         Ok(rows)
