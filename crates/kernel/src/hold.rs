@@ -59,6 +59,13 @@ impl ThreadHolder {
         }
     }
 
+    /// Lets those go that have stopped after all, too late. Returns whether there are more that have not yet: they will
+    /// stop, and must be let go then.
+    pub fn release_late(&mut self) -> bool {
+        self.asked.retain(|traced| matches!(traced.has_stopped(), Ok(false)));
+        !self.asked.is_empty()
+    }
+
     /// Whether a thread is one of this process.
     #[must_use]
     pub fn is_of(process: Pid, thread: i32) -> bool {

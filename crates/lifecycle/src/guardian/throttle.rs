@@ -12,6 +12,8 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(10);
 /// How long it is waited until they run. They do at once, unless this process has no CPU.
 const RUN_WITHIN: Duration = Duration::from_millis(100);
+/// How often it is looked whether one has stopped that was to stop before.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// What is to be slowed down, and by how much.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,6 +123,11 @@ fn slow_down(shared: &Shared) {
     let mut state = shared.lock();
     loop {
         let idle = |state: &mut State| state.share.percent == 0 && !state.has_ended;
+        // One that was asked to stop, and was too busy to, does yet, and would stay so.
+        while idle(&mut state) && holder.release_late() {
+            let waited = shared.changed.wait_timeout(state, LOOK_EVERY);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         state = shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
         if state.has_ended {
             return;
@@ -135,5 +142,45 @@ fn slow_down(shared: &Shared) {
         state.are_held = false;
         shared.changed.notify_all();
         state = shared.pause(state, &share, 100 - percent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Share, Throttle};
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    /// A process that waits for its child in vfork(2) stops only when the child has ended: after 300 ms.
+    #[test]
+    fn what_stops_too_late_is_let_go() {
+        let waits =
+            "if (syscall(58) == 0) { select(undef, undef, undef, 0.3); syscall(60, 0) } sleep 60";
+        let mut child = Command::new("perl").args(["-e", waits]).spawn().expect("perl");
+        let process = child.id() as i32;
+        let state = || {
+            let stat =
+                std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).expect("a state")
+        };
+        let until = |wanted: &dyn Fn(char) -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !wanted(state()) {
+                assert!(Instant::now() < deadline, "it is {}", state());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until(&|state| state == 'D');
+        let mut throttle = Throttle::default();
+        throttle.set(Share { percent: 50, process, threads: vec![process] });
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(state(), 'D', "it stopped at once");
+        throttle.rest();
+        until(&|state| state != 'D');
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!"tT".contains(state()), "it stands still");
+        drop(throttle);
+        let _ = child.kill();
+        child.wait().expect("wait");
     }
 }
