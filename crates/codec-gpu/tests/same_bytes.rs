@@ -3,12 +3,16 @@
 
 use dewar_codec::{encode_words, is_zero};
 use dewar_codec_gpu::{Batch, Devices, Encoding, Gpu};
+use std::sync::{Mutex, PoisonError};
 use twox_hash::XxHash3_64;
 
 const PAGE: usize = 4096;
 
-/// The devices of this machine, by each interface; the driver that computes on the CPU is one.
-fn gpus() -> Vec<Gpu> {
+/// Does this with the devices of this machine, by each interface; the driver that computes on the CPU is one.
+fn with_each_gpu(check: fn(&Gpu)) {
+    // PoCL has been seen to abort where a program was given back while kernels of another ran.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let found: Vec<Gpu> =
         Gpu::each(Devices::Any).map(|gpu| gpu.expect("a device that works")).collect();
     found.iter().for_each(|gpu| println!("on {} by {}", gpu.name(), gpu.interface()));
@@ -17,7 +21,7 @@ fn gpus() -> Vec<Gpu> {
             "SKIPPED codec-gpu: this machine has no GPU and no OpenCL device; the package pocl-opencl-icd is one"
         );
     }
-    found
+    found.iter().for_each(check);
 }
 
 /// Random numbers, the same each time (SplitMix64).
@@ -91,7 +95,7 @@ fn versions(random: &mut Random, pages: &[u8]) -> Vec<u8> {
 
 #[test]
 fn each_page_is_encoded_as_on_the_cpu() {
-    gpus().iter().for_each(compare_with_the_cpu);
+    with_each_gpu(compare_with_the_cpu);
 }
 
 fn compare_with_the_cpu(gpu: &Gpu) {
@@ -126,7 +130,7 @@ fn compare_with_the_cpu(gpu: &Gpu) {
 
 #[test]
 fn any_reader_of_lz4_takes_its_blocks() {
-    gpus().iter().for_each(read_its_blocks);
+    with_each_gpu(read_its_blocks);
 }
 
 fn read_its_blocks(gpu: &Gpu) {
@@ -188,7 +192,7 @@ fn assert_ends_as_it_must(block: &[u8]) {
 /// What a batch made is that of its pages, however many are under way beside it.
 #[test]
 fn batches_under_way_at_once_do_not_mix() {
-    gpus().iter().for_each(encode_many_at_once);
+    with_each_gpu(encode_many_at_once);
 }
 
 fn encode_many_at_once(gpu: &Gpu) {

@@ -29,17 +29,31 @@ fn assert_untouched(lab: &Lab, guest: &mut TestGuest, pid: i32, after: &str) {
     guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
 }
 
+/// Makes a file in the lab's folder; returns its path.
+fn program_in(lab: &Lab, name: &str, content: &[u8], mode: u32) -> String {
+    let path = lab.path().join(name);
+    fs::write(&path, content).expect("program");
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+    path.display().to_string()
+}
+
+/// On its own: its socket is waited for, half a minute.
+#[test]
+fn a_program_that_hangs_leaves_the_guest_alone() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, &[]);
+    let pid = lab.pid("g").expect("pid");
+    let program = program_in(&lab, "hangs", b"#!/bin/sh\nexec sleep 600\n", 0o755);
+    lab.dewar(&["upgrade", "g", "--qemu", &program]).failed(1, &["does not offer its QMP socket"]);
+    assert_untouched(&lab, &mut guest, pid, &program);
+}
+
 #[test]
 fn programs_that_are_no_qemu_leave_the_guest_alone() {
     let lab = common::lab();
     let mut guest = guest(&lab, &[]);
     let pid = lab.pid("g").expect("pid");
-    let program = |name: &str, content: &[u8], mode: u32| {
-        let path = lab.path().join(name);
-        fs::write(&path, content).expect("program");
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
-        path.display().to_string()
-    };
+    let program = |name: &str, content: &[u8], mode| program_in(&lab, name, content, mode);
     // The beginning of a program for ARM.
     let mut foreign = vec![0; 64];
     foreign[..20].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0");
@@ -49,7 +63,6 @@ fn programs_that_are_no_qemu_leave_the_guest_alone() {
         (program("foreign", &foreign, 0o755), "did not start"),
         (program("silent", b"#!/bin/sh\nexit 0\n", 0o755), "ended without a word"),
         (program("broken", b"#!/bin/sh\necho no such luck >&2\nexit 1\n", 0o755), "no such luck"),
-        (program("hangs", b"#!/bin/sh\nexec sleep 600\n", 0o755), "does not offer its QMP socket"),
         // It takes no notice of the RAM file.
         (
             program(
