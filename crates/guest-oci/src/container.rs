@@ -3,6 +3,7 @@
 use crate::error::OciError;
 use crate::overlay::Overlay;
 use crate::processes::Processes;
+use crate::processor::Processor;
 use crate::runtime::{ContainerState, Runtime, Status, find_program};
 use dewar_registry::{ContainerRecord, ProcessId};
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,9 @@ pub struct Description {
     /// Its root file system, where that is an overlay: what was written there is in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<Overlay>,
+    /// The processor that its programs know, where CRIU can describe it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<Processor>,
 }
 
 /// Whether a checkpoint's description is that of a container.
@@ -58,6 +62,14 @@ impl Description {
     /// As a checkpoint holds it.
     pub fn to_json(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// That the processor of this machine can do what that which its programs know could.
+    ///
+    /// # Errors
+    /// Where it cannot.
+    pub fn require_processor(&self) -> Result<(), OciError> {
+        self.processor.as_ref().map_or(Ok(()), |it| it.require_here(&self.id))
     }
 
     /// The container.
@@ -165,6 +177,7 @@ impl Container {
         Ok(Description {
             kind: KIND.to_owned(),
             overlay: Overlay::mounted_on(&self.rootfs(&config))?,
+            processor: Processor::of_this_machine(),
             runtime: self.runtime.clone(),
             id: self.id.clone(),
             bundle: self.bundle.clone(),

@@ -35,6 +35,7 @@ pub(crate) fn require_place(
 ) -> Result<(), Failure> {
     let container = description.container();
     require_host(&container)?;
+    description.require_processor()?;
     require_no_other(host, name, &container)?;
     clear_container(&container, None, false)?;
     require_same_config(&container, &description.config)?;

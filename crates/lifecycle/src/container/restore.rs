@@ -47,6 +47,7 @@ pub fn restore(
     let container = description.container();
     let name = options.name.clone().unwrap_or_else(|| image.record().guest.clone());
     require_host(&container)?;
+    description.require_processor()?;
     let folder = host.registry.guest(&name)?;
     let mut lock = folder.lock()?;
     require_no_other(host, &name, &container)?;
