@@ -20,6 +20,7 @@
 mod accepted;
 mod container_place;
 mod container_source;
+mod container_trial;
 mod disks;
 mod flow;
 mod listening;
@@ -37,6 +38,7 @@ mod trial;
 
 pub use accepted::{MigrateOptions, PostCopy};
 pub use container_source::migrate_container;
+pub use container_trial::predict_container;
 pub use dewar_migrate::{GpuUse, GpuUsed};
 pub use moving::{Migrated, Stages};
 pub use moving_machine::MovingDisks;

@@ -49,12 +49,14 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
     };
     if context.registry.guest(name)?.record()?.container.is_some() {
+        let locked = context.lock(name)?;
         if args.dry_run {
-            let what = "'--dry-run' is for virtual machines";
-            return Err(Failure::new(Code::Usage, what));
+            let found = lifecycle::predict_container(locked, &options, &progress)?;
+            drop(progress);
+            foretell(context, name, other, &found, "a longer '--max-downtime' may move it");
+            return Ok(());
         }
         let drawing = args.report.as_deref().map(Drawing::open).transpose()?;
-        let locked = context.lock(name)?;
         let root = context.registry.root();
         let moved = lifecycle::migrate_container(root, locked, &options, &progress)?;
         draw(drawing, name, other, &moved, &progress);
@@ -66,7 +68,7 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
     if args.dry_run {
         let found = lifecycle::predict(attached, &options, &progress)?;
         drop(progress);
-        foretell(context, name, other, &found);
+        foretell(context, name, other, &found, "'--postcopy' moves it all the same");
         return Ok(());
     }
     // A path that cannot be written must be found before the guest leaves.
@@ -142,13 +144,14 @@ fn report(context: &Context, name: &str, other: &str, moved: &Migrated) {
     }
 }
 
-fn foretell(context: &Context, name: &str, other: &str, found: &Prediction) {
+/// Tells what a migration would be like; `otherwise`, what may help where it would not end.
+fn foretell(context: &Context, name: &str, other: &str, found: &Prediction, otherwise: &str) {
     let memory = ByteSize(found.memory_bytes);
     let speed = |bytes: f64| format!("{}/s", ByteSize(bytes as u64));
     let writes = speed(found.written_per_second);
     let how = match found.total {
         Some(total) => format!("in about {:.1} s, writing {writes} or more", total.as_secs_f64()),
-        None => format!("but writes {writes} or more: '--postcopy' moves it all the same"),
+        None => format!("but writes {writes} or more: {otherwise}"),
     };
     context.print(
         json!({

@@ -11,7 +11,9 @@ use rustix::process::Signal;
 use serde_json::json;
 use std::ffi::OsStr;
 use std::fs;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -138,6 +140,91 @@ fn a_container_moves_and_comes_back() {
     pair.a.is_well();
     assert_eq!(are(&pair.states()), HERE);
     pair.a.is_clean();
+}
+
+/// What `--dry-run` tells, it tells of a container that runs on.
+#[test]
+fn a_trial_moves_no_container() {
+    let Some(mut pair) = Pair::new("a_trial_moves_no_container", |it| it) else { return };
+    pair.a.ask("fill 64 noise");
+    pair.a.ask("check 500 2 none");
+    pair.a.ask("words 2000");
+    let pid = pair.a.container.pid();
+    let told = pair.migrate(&["--dry-run"]).done().json();
+    println!("{told}");
+    let number = |name: &str| told[name].as_f64().expect("number");
+    assert!(number("memory_bytes") > 64e6 && number("sent_bytes") > 40e6, "{told}");
+    assert!(number("bytes_per_second") > 1e6 && number("written_per_second") > 4e6, "{told}");
+    assert_eq!(are(&pair.states()), HERE);
+    assert_eq!(pair.a.container.pid(), pid);
+    pair.a.is_well();
+    pair.a.is_clean();
+    assert_eq!(common::files(&pair.b.root().join("guests")), [] as [std::path::PathBuf; 0]);
+    pair.migrate(&["--dry-run", "--postcopy"]).failed(2, &["'--postcopy' is for virtual machines"]);
+    assert_eq!(are(&pair.states()), HERE);
+}
+
+/// The image in which CRIU describes a processor, of one that can do all that there is.
+fn processor_that_can_all(image: &mut [u8]) {
+    // Two magic numbers, the message's length; then its one field, the length of that, and in it numbers: those
+    // of field 6 are the capabilities, 32 of them in each (CRIU's images/cpuinfo.proto).
+    let mut at = 14;
+    while image.get(at).is_some_and(|tag| tag & 7 == 0) {
+        let is_capability = image[at] >> 3 == 6;
+        for length in 1.. {
+            at += 1;
+            let is_last = image[at] & 0x80 == 0;
+            if is_capability {
+                image[at] |= if length == 5 { 0x0f } else { 0x7f };
+            }
+            if is_last {
+                break;
+            }
+        }
+        at += 1;
+    }
+}
+
+/// Where the other host's processor lacks what that of this one has, nothing is touched.
+#[test]
+fn a_host_with_a_lesser_processor_is_refused() {
+    let test = "a_host_with_a_lesser_processor_is_refused";
+    let Some(mut pair) = Pair::new(test, |it| it) else { return };
+    pair.a.ask("check 500 1 none");
+    let folder = pair.a.lab.path().join("processor");
+    fs::create_dir(&folder).expect("folder");
+    let image = folder.join("cpuinfo.img");
+    let mut dump = Command::new("sh");
+    dump.args(["-c", "criu cpuinfo dump --cpu-cap=fpu,ins -D \"$0\""]).arg(&folder);
+    assert!(dump.env("PATH", &pair.a.path).status().expect("criu").success());
+    let mut bytes = fs::read(&image).expect("image");
+    processor_that_can_all(&mut bytes);
+    fs::write(&image, bytes).expect("image");
+    // A CRIU that describes this host so.
+    let script = format!(
+        "#!/bin/sh\nif [ \"$1 $2\" = 'cpuinfo dump' ]; then exec cp {} \"$5\"; fi\nPATH={} exec criu \"$@\"\n",
+        image.display(),
+        pair.a.path
+    );
+    let program = folder.join("criu");
+    fs::write(&program, script).expect("script");
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("mode");
+    let pid = pair.a.container.pid();
+    let path = std::mem::take(&mut pair.a.path);
+    pair.a.path = format!("{}:{path}", folder.display());
+    for more in [&["--dry-run"][..], &[]] {
+        pair.migrate(more).failed(4, &["the processor of this host lacks"]);
+    }
+    let saved = pair.a.dewar(&["checkpoint", "c"]).done().json();
+    pair.a.path = path;
+    assert_eq!(are(&pair.states()), HERE);
+    assert_eq!(pair.a.container.pid(), pid);
+    pair.a.is_well();
+    // Nor is a checkpoint of it brought back, or anything ended for that.
+    let id = saved["checkpoint"].as_str().expect("id");
+    pair.a.dewar(&["restore", id, "--replace"]).failed(4, &["the processor of this host lacks"]);
+    assert_eq!(pair.a.container.pid(), pid);
+    pair.a.is_well();
 }
 
 /// The step at which the command is killed, and whether the container is here afterwards, or given away.

@@ -22,7 +22,7 @@ use dewar_guest::{Health, ProcessGuest};
 use dewar_guest_oci::{Container, Network, has_own_network};
 use dewar_memory::Ram;
 use dewar_migrate::{GpuHelp, PageSender, Precopy};
-use dewar_registry::{GuestRecord, Migrations, ProcessId};
+use dewar_registry::{GuestFolder, GuestRecord, Migrations, ProcessId};
 use dewar_units::{PAGE_BYTES, format_duration};
 use dewar_wire::control::{Stopped, ToDestination};
 use dewar_wire::hello::Features;
@@ -55,21 +55,8 @@ pub fn migrate_container(
     require_possible(options).map_err(untouched)?;
     locked.require_alive()?;
     let LockedGuest { folder, record, lock } = locked;
-    let known = record.container.as_ref().map(Container::of);
-    if let Some(container) = &known {
-        preconditions(&record)?.require(container).map_err(|error| untouched(error.into()))?;
-        require_pages_left(container).map_err(untouched)?;
-        require_own_network(container, &record).map_err(untouched)?;
-    }
     let gpu = GpuHelp::new(options.gpu).map_err(|error| untouched(error.into()))?;
-    let (mut guest, description, copies) =
-        ContainerGuest::leaving(&folder, &record).map_err(untouched)?;
-    let memory_bytes = crate::container_process::memory_bytes(&record);
-    let machine = MovingContainer {
-        container: description,
-        memory_bytes,
-        hot_pages: hot_pages(&folder.file(HOT_PAGES), reporter),
-    };
+    let (mut guest, machine, copies) = look_over(&folder, &record, reporter).map_err(untouched)?;
     let accepted = Accepted::offer(record.clone(), &copies, &machine, options, false, reporter);
     let Accepted { process: _process, control, links, checked, .. } =
         accepted.map_err(untouched)?;
@@ -80,7 +67,7 @@ pub fn migrate_container(
     reporter.stage("guarded");
     let mut sender = PageSender::start(links, options.compression, LEVEL).with_gpu(gpu);
     if control.can(Features::REFERENCES) {
-        sender = sender.with_references(memory_bytes / PAGE_BYTES as u64);
+        sender = sender.with_references(machine.memory_bytes / PAGE_BYTES as u64);
     }
     let at_step = |step: &str| reporter.reached(step);
     let side = SourceSide {
@@ -103,7 +90,28 @@ pub fn migrate_container(
     Ok(moved)
 }
 
-fn require_possible(options: &MigrateOptions) -> Result<(), Failure> {
+/// Looks whether a container could leave this host. Returns it, what the other host must know of it, and where the copies
+/// of its memory will be.
+pub(super) fn look_over<'f>(
+    folder: &'f GuestFolder,
+    record: &GuestRecord,
+    reporter: &dyn Reporter,
+) -> Result<(ContainerGuest<'f>, MovingContainer, Ram), Failure> {
+    if let Some(container) = &record.container.as_ref().map(Container::of) {
+        preconditions(record)?.require(container)?;
+        require_pages_left(container)?;
+        require_own_network(container, record)?;
+    }
+    let (guest, container, copies) = ContainerGuest::leaving(folder, record)?;
+    let machine = MovingContainer {
+        container,
+        memory_bytes: crate::container_process::memory_bytes(record),
+        hot_pages: hot_pages(&folder.file(HOT_PAGES), reporter),
+    };
+    Ok((guest, machine, copies))
+}
+
+pub(super) fn require_possible(options: &MigrateOptions) -> Result<(), Failure> {
     let asked = [
         ("--postcopy", options.post_copy != PostCopy::Never),
         ("--throttle", options.throttle.is_some()),

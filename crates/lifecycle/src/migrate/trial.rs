@@ -18,7 +18,7 @@ use dewar_wire::ownership::FromSource;
 use std::time::{Duration, Instant};
 
 /// Pages that are sent, at most.
-const SAMPLE: u64 = 16 << 10;
+pub(super) const SAMPLE: u64 = 16 << 10;
 /// For how long.
 const TIME: Duration = Duration::from_secs(2);
 
@@ -67,20 +67,50 @@ pub fn predict(
     let seconds = began.elapsed().as_secs_f64();
     let now = sums(&ram, &pages);
     let written = before.iter().zip(&now).filter(|(before, now)| before != now).count();
-    let page = PAGE_BYTES as f64;
-    let of_all = |sampled: f64| sampled / pages.len().max(1) as f64 * in_use as f64;
-    let bytes_per_second = sent as f64 * page / seconds;
-    let written_per_second = of_all(written as f64) * page / seconds;
-    let share = written_per_second / bytes_per_second;
-    let first = in_use as f64 * page / bytes_per_second;
-    Ok(Prediction {
-        memory_bytes: in_use * PAGE_BYTES as u64,
-        sent_bytes: (sender.bytes() as f64 / sent.max(1) as f64 * in_use as f64) as u64,
-        bytes_per_second,
-        written_per_second,
-        // What is written while pages are sent is sent again, and what is written meanwhile.
-        total: (share < 0.9).then(|| set_up + Duration::from_secs_f64(first / (1.0 - share))),
-    })
+    let of_all = in_use as f64 / pages.len().max(1) as f64;
+    let trial = Trial {
+        set_up,
+        in_use,
+        sent,
+        sent_bytes: sender.bytes(),
+        seconds,
+        written_pages: written as f64 * of_all / seconds,
+    };
+    Ok(trial.predict())
+}
+
+/// What was measured.
+pub(super) struct Trial {
+    /// How long it took until pages could be sent.
+    pub set_up: Duration,
+    /// Pages of memory in use.
+    pub in_use: u64,
+    /// Pages that were sent, as so many bytes, in so many seconds.
+    pub sent: u64,
+    pub sent_bytes: u64,
+    pub seconds: f64,
+    /// Pages that the guest writes in a second.
+    pub written_pages: f64,
+}
+
+impl Trial {
+    pub fn predict(&self) -> Prediction {
+        let page = PAGE_BYTES as f64;
+        let bytes_per_second = self.sent as f64 * page / self.seconds;
+        let written_per_second = self.written_pages * page;
+        let share = written_per_second / bytes_per_second;
+        let first = self.in_use as f64 * page / bytes_per_second;
+        let of_each = self.sent_bytes as f64 / self.sent.max(1) as f64;
+        Prediction {
+            memory_bytes: self.in_use * PAGE_BYTES as u64,
+            sent_bytes: (of_each * self.in_use as f64) as u64,
+            bytes_per_second,
+            written_per_second,
+            // What is written while pages are sent is sent again, and what is written meanwhile.
+            total: (share < 0.9)
+                .then(|| self.set_up + Duration::from_secs_f64(first / (1.0 - share))),
+        }
+    }
 }
 
 fn sums(ram: &Ram, pages: &[PageNumber]) -> Vec<u128> {
@@ -93,7 +123,11 @@ fn sums(ram: &Ram, pages: &[PageNumber]) -> Vec<u128> {
 }
 
 /// Sends pages for some time, as an epoch; says how many.
-fn send(ram: &Ram, sender: &PageSender, pages: &[PageNumber]) -> Result<u64, MigrateError> {
+pub(super) fn send(
+    ram: &Ram,
+    sender: &PageSender,
+    pages: &[PageNumber],
+) -> Result<u64, MigrateError> {
     let (began, mut bytes) = (Instant::now(), vec![0; PAGE_BYTES]);
     let (mut sink, mut sent) = (sender.sink(), 0);
     for page in pages {
