@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-containers  measure checkpoints of containers beside the runtime's own"
 	@echo "make bench-move        measure moves of containers beside the runtime's checkpoint, a copy and its restore"
 	@echo "make bench-warm        measure what it costs to learn which pages are used, and how well they are found and used"
+	@echo "make bench-prefetch    measure what a container reads that moves between small machines, with and without its files"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -120,6 +121,11 @@ bench-warm: setup guest criu
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-warm target/release/dewar $(BENCH_OUT)/warm.json $(BENCH_ARGS)
+
+bench-prefetch: setup guest
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@scripts/hosts-lab.sh bench target/release/dewar-bench-prefetch $(BENCH_OUT)/prefetch.json $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

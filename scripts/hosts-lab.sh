@@ -5,6 +5,7 @@
 # namespace and a PID namespace, and ends with this script.
 #
 # usage: hosts-lab.sh run [TEST]     the tests, or those with TEST in their name
+#        hosts-lab.sh bench WORDS    a benchmark that needs them: its program and what it is told
 #        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s
 #        hosts-lab.sh ssh HOST WORDS }
 set -euo pipefail
@@ -39,14 +40,13 @@ prepare() {
     system_image "$root" "$lab/host.img" 3G
 }
 
-# The second disk of each host: the dewar to test, the guest, and what a host does at its start.
+# payload DEWAR: the second disk of each host: this dewar, the guest, and what a host does at its start.
 payload() {
     local tree=$lab/payload
     rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
     cp .cache/guest/vmlinux .cache/guest/initrd "$tree/guest/"
     cp .cache/guest/root/bin/{dewar-guest,busybox} "$tree/bin/"
-    cargo build -q -p dewar-cli
-    cp target/debug/dewar "$tree/dewar"
+    cp "$1" "$tree/dewar"
     strip -g "$tree/dewar"
     cat >"$tree/init" <<'INIT'
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -o remount,rw /
@@ -120,15 +120,26 @@ host_ssh() {
 
 run() {
     prepare
-    payload
+    cargo build -q -p dewar-cli
+    payload target/debug/dewar
     local program
     program=$(test_program hosts)
-    exec unshare --net --mount --pid --fork --kill-child --mount-proc "$0" inside "$program" "$@"
+    outside "$program" --test-threads=1 --nocapture "$@"
+}
+
+bench() {
+    prepare
+    payload target/release/dewar
+    outside "$@"
+}
+
+# Runs a program in the namespaces of the lab.
+outside() {
+    exec unshare --net --mount --pid --fork --kill-child --mount-proc "$0" inside "$@"
 }
 
 inside() {
-    local program=$1 net
-    shift
+    local net
     rm -rf "$lab/run" && mkdir "$lab/run"
     # The interfaces of this namespace.
     mount -t sysfs none /sys
@@ -136,7 +147,7 @@ inside() {
     for net in 0 1; do ip link add "net$net" type bridge && ip link set "net$net" up; done
     ip addr add 10.9.0.254/24 dev net0
     export DEWAR_HOSTS_LAB=$PWD/scripts/hosts-lab.sh DEWAR_TEST_SLOW=1
-    timeout -k 10 3000 "$program" --test-threads=1 --nocapture "$@"
+    timeout -k 10 3000 "$@"
 }
 
 command=$1

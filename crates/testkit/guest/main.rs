@@ -21,6 +21,7 @@
 //! - `filled`: whether what was filled with `noise` or `equal` is what it was.
 //! - `verify`: every writer checks everything it knows. `ok STEPS` or `bad WHY`.
 //! - `count`: steps, or words, done so far.
+//! - `reads FILE`: reads a file again and again; `have-read` says how many bytes it had read when.
 //! - `net ADDRESS`: gives the first network card an address, such as 10.9.0.2/24.
 //! - `listen`: answers on TCP: on port 80 with a web page, on port 7 with what it
 //!   is sent.
@@ -33,6 +34,7 @@
 
 mod files;
 mod net;
+mod reads;
 mod storm;
 mod writer;
 
@@ -103,6 +105,7 @@ struct Guest {
     whole_pages: Arc<AtomicBool>,
     rate: Arc<AtomicU64>,
     count: Arc<AtomicU64>,
+    reads: reads::Log,
     writers: Vec<mpsc::Sender<Ask>>,
 }
 
@@ -132,6 +135,8 @@ fn serve(commands: &str, answers: Option<&String>) {
             "filled" => filled(&guest),
             "verify" => verify(&guest),
             "count" => Ok(guest.count.load(Relaxed).to_string()),
+            "reads" => reads::start(words.get(1).copied().unwrap_or_default(), guest.reads.clone()),
+            "have-read" => reads::remembered(&guest.reads),
             "net" => network(words.get(1).copied().unwrap_or_default()),
             "listen" => listen(80, web).and_then(|_| listen(7, echo)),
             "spawn" => spawn(&words[1..]),

@@ -1,101 +1,12 @@
 //! Containers on a Debian 13 as it comes: its kernel, runc, crun and CRIU.
 
-use crate::host::{Host, OneHost, TwoHosts};
-
-/// Makes a bundle with the test program, in a root file system that is an overlay where that is asked for; `MORE` are
-/// its other mounts.
-const BUNDLE: &str = r#"
-set -e
-mkdir -p /root/b/lower/bin /root/b/lower/proc /root/b/lower/sys /root/b/lower/dev /root/b/lower/tmp /root/b/lower/run
-mkdir -p /root/b/rootfs /root/b/upper /root/b/work /root/b/volume
-cp /lab/bin/dewar-guest /lab/bin/busybox /root/b/lower/bin/
-for name in sh cat sleep; do ln -sf busybox /root/b/lower/bin/$name; done
-for fifo in commands answers; do rm -f /root/b/volume/$fifo; mkfifo /root/b/volume/$fifo; done
-cd /root/b; rm -f config.json; runc spec
-sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/;
-    s|"sh"|"/bin/dewar-guest", "serve", "/run/commands", "/run/answers"|;
-    s|"mounts": \[|"mounts": [{"destination": "/run", "type": "bind", "source": "/root/b/volume", "options": ["bind"]},'"${MORE:-}"'|' config.json
-cat > /root/ask <<'ASK'
-#!/bin/bash
-exec 3<>/root/b/volume/commands 4<>/root/b/volume/answers
-echo "$*" >&3
-while read -r -t 60 line <&4; do
-    case $line in @ok*) echo "${line#@ok }"; exit 0 ;; @bad*) echo "$line"; exit 1 ;; esac
-done
-echo silent; exit 1
-ASK
-chmod +x /root/ask
-"#;
-
-/// A container `c` on a host, adopted under the same name.
-struct Container<'h> {
-    host: &'h Host,
-    runtime: &'static str,
-}
-
-impl<'h> Container<'h> {
-    fn start(host: &'h Host, runtime: &'static str, is_overlay: bool) -> Self {
-        Self::start_with(host, runtime, is_overlay, "")
-    }
-
-    fn start_with(host: &'h Host, runtime: &'static str, is_overlay: bool, more: &str) -> Self {
-        let c = Self::place(host, runtime, is_overlay, more);
-        host.run(&format!(
-            "{runtime} run --detach --bundle /root/b c </dev/null >/dev/null 2>&1 && \
-             dewar adopt c --container c --runtime {runtime}"
-        ))
-        .done();
-        c
-    }
-
-    /// The bundle alone, where one may come to.
-    fn place(host: &'h Host, runtime: &'static str, is_overlay: bool, more: &str) -> Self {
-        host.run(&format!("MORE='{more}'\n{BUNDLE}")).done();
-        let root = match is_overlay {
-            true => {
-                "mount -t overlay overlay -o \
-                 lowerdir=/root/b/lower,upperdir=/root/b/upper,workdir=/root/b/work rootfs"
-            }
-            false => "cp -a lower/. rootfs/",
-        };
-        host.run(&format!("cd /root/b && {root}")).done();
-        Self { host, runtime }
-    }
-
-    fn ask(&self, command: &str) -> String {
-        self.host.run(&format!("/root/ask {command}")).done().stdout.trim().to_owned()
-    }
-
-    fn dewar(&self, line: &str) {
-        self.host.run(&format!("dewar {line}")).done();
-    }
-
-    /// That it works on, and everything in it is as it should be.
-    fn is_well(&self) {
-        let before = self.ask("count");
-        self.host.run("sleep 0.5").done();
-        assert_ne!(self.ask("count"), before);
-        self.ask("verify");
-    }
-
-    fn crash(&self) {
-        self.host.run(&format!("{} delete --force c", self.runtime)).done();
-    }
-}
-
-impl Drop for Container<'_> {
-    fn drop(&mut self) {
-        self.host.run(&format!(
-            "dewar rm --force c; {} delete --force c; umount /root/b/rootfs; rm -rf /root/b /var/lib/dewar/store",
-            self.runtime
-        ));
-    }
-}
+use crate::host::{OneHost, TwoHosts};
+use dewar_testkit::LabContainer;
 
 #[test]
 fn one_of_runc_comes_back_with_its_files() {
     let one = OneHost::new();
-    let c = Container::start(one.host, "runc", true);
+    let c = LabContainer::start(one.host, "runc", true);
     // Huge pages are how Debian comes; what is written is told page by page all the same.
     one.host.run("echo always > /sys/kernel/mm/transparent_hugepage/enabled").done();
     c.ask("fill 48 noise");
@@ -121,13 +32,9 @@ fn one_of_runc_comes_back_with_its_files() {
 #[test]
 fn one_moves_there_and_back() {
     let two = TwoHosts::new();
-    let a = Container::start(two.a, "runc", true);
-    let b = Container::place(two.b, "runc", true, "");
-    let state = |host: &Host| {
-        let listed = host.run("dewar --json ps").done().json();
-        listed["guests"][0]["state"].as_str().unwrap_or("-").to_owned()
-    };
-    let states = || [state(two.a), state(two.b)];
+    let a = LabContainer::start(two.a, "runc", true);
+    let b = LabContainer::place(two.b, "runc", true, "");
+    let states = || [two.a, two.b].map(|host| host.state("c"));
     a.ask("fill 16 noise");
     a.ask("check 300 2 none");
     a.ask("append /tmp/log one");
@@ -161,7 +68,7 @@ fn one_moves_there_and_back() {
 #[test]
 fn one_of_crun_comes_back() {
     let one = OneHost::new();
-    let c = Container::start(one.host, "crun", false);
+    let c = LabContainer::start(one.host, "crun", false);
     c.ask("check 1000 2 none");
     c.is_well();
     c.dewar("checkpoint c");
@@ -198,7 +105,7 @@ fn the_pages_that_one_uses_are_found_and_warmed() {
     let host = one.host;
     let mount = r#"{"destination": "/data", "type": "bind", "source": "/mnt/disks/data", "options": ["bind"]},"#;
     host.run("mkdir -p /mnt/disks/data && head -c 16M /dev/urandom > /mnt/disks/data/file").done();
-    let _c = Container::start_with(host, "runc", true, mount);
+    let _c = LabContainer::start_with(host, "runc", true, mount);
     host.run(&format!(
         "cp /mnt/disks/data/file /root/b/volume/file && cat > /root/b/volume/reader <<'END'{READER}END"
     ))

@@ -1,144 +1,24 @@
 //! The hosts, and a guest on them.
 
-use dewar_testkit::{Console, Ran, kill, patience, wait_until, wait_while_alive};
-use rustix::process::Signal;
+use dewar_testkit::{Console, LabHost, Ran, lab_disks, wait_until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
-
-/// A machine of the lab.
-pub(crate) struct Host {
-    name: &'static str,
-    /// The QEMU that is this machine.
-    process: Mutex<Option<i32>>,
-}
-
-impl Host {
-    const fn new(name: &'static str) -> Self {
-        Self { name, process: Mutex::new(None) }
-    }
-
-    /// How its words reach it.
-    fn ssh(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(script());
-        command.args(["ssh", self.name]).args(words).stdin(Stdio::null());
-        command
-    }
-
-    /// What a shell there does.
-    pub(crate) fn run(&self, line: &str) -> Ran {
-        Ran::of(&self.ssh(&[line]).output().expect("ssh"))
-    }
-
-    /// Begins it, and leaves it running.
-    pub(crate) fn start(&self, line: &str) -> Child {
-        let mut command = self.ssh(&[line]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ssh")
-    }
-
-    /// Starts the machine, with the disk that it had.
-    pub(crate) fn boot(&self) {
-        let mut command = Command::new(script());
-        let command = command.args(["boot", self.name]).stderr(Stdio::inherit());
-        let output = Ran::of(&command.output().expect("script")).done();
-        *self.process() = Some(output.stdout.trim().parse().expect("its process"));
-    }
-
-    /// Takes its power away: what it had not flushed is lost.
-    pub(crate) fn lose_power(&self) {
-        if let Some(pid) = self.process().take() {
-            kill(pid, Signal::KILL);
-            wait_while_alive(pid);
-        }
-    }
-
-    fn is_up(&self) -> bool {
-        self.process().is_some()
-    }
-
-    /// Its next start is with a new disk.
-    fn throw_disk_away(&self) {
-        let _ = std::fs::remove_file(runs().join(format!("{}.qcow2", self.name)));
-    }
-
-    fn process(&self) -> MutexGuard<'_, Option<i32>> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How it tells of the guest: its state, "-" where it does not know it.
-    fn state(&self) -> String {
-        let told = self.run("dewar ps --json").done().json();
-        let guests = told["guests"].as_array().expect("guests").clone();
-        let found = guests.iter().find(|guest| guest["name"] == "g");
-        found.map_or("-", |guest| guest["state"].as_str().expect("state")).to_owned()
-    }
-
-    /// Makes `/root/held`: a dewar whose commands stand still at a step.
-    pub(crate) fn make_dewar_that_stands_at(&self, step: &str) {
-        let script = r#"#!/bin/sh\nDEWAR_TEST_SIGNAL=%s:stop exec dewar "$@"\n"#;
-        let line = format!("printf '{script}' '{step}' > /root/held; chmod +x /root/held; sync");
-        self.run(&line).done();
-    }
-
-    /// Waits until a command stands still there.
-    pub(crate) fn wait_until_it_stands(&self, step: &str, command: &str) {
-        let line = format!(
-            "for p in $(pgrep -f '{command}'); do grep -q 'State:.T' /proc/$p/status && exit 0; done; exit 1"
-        );
-        let deadline = Instant::now() + patience(Duration::from_secs(20));
-        while self.run(&line).code != 0 {
-            let seen = || self.run("ps axww -o stat,time,args | grep -E 'dewar|qemu'").stdout;
-            assert!(Instant::now() < deadline, "it does not come to '{step}': {}", seen());
-        }
-    }
-
-    /// What the link to the other host is like from here on (tc-netem(8)).
-    pub(crate) fn link_is(&self, like: &str) {
-        self.run("tc qdisc del dev eth1 root 2>/dev/null; true").done();
-        if !like.is_empty() {
-            self.run(&format!("tc qdisc add dev eth1 root netem {like}")).done();
-        }
-    }
-
-    /// How much TCP holds for a connection that receives, and for one that sends (tcp(7), `tcp_rmem`, `tcp_wmem`).
-    pub(crate) fn socket_buffers(&self, receive: &str, send: &str) {
-        let sysctl = "/proc/sys/net/ipv4/tcp_";
-        self.run(&format!("echo {receive} > {sysctl}rmem && echo {send} > {sysctl}wmem")).done();
-    }
-
-    /// Pulls the cable of the link, or plugs it in.
-    pub(crate) fn cable(&self, is_plugged: bool) {
-        let way = if is_plugged { "up" } else { "down" };
-        let port = format!("{}1", self.name);
-        let ran = Command::new("ip").args(["link", "set", &port, way]).status().expect("ip");
-        assert!(ran.success());
-    }
-}
 
 /// The lab, which one test has at a time.
 struct Lab {
-    a: Host,
-    b: Host,
+    a: LabHost,
+    b: LabHost,
     /// Has the shared disks.
-    server: Host,
+    server: LabHost,
 }
 
-static LAB: Lab = Lab { a: Host::new("a"), b: Host::new("b"), server: Host::new("s") };
+static LAB: Lab = Lab { a: LabHost::new("a"), b: LabHost::new("b"), server: LabHost::new("s") };
 static IN_USE: Mutex<()> = Mutex::new(());
-
-fn script() -> String {
-    std::env::var("DEWAR_HOSTS_LAB").expect("these tests run in the lab: scripts/hosts-lab.sh run")
-}
-
-/// Where the disks of the hosts are, seen from outside.
-fn runs() -> PathBuf {
-    let script = PathBuf::from(script());
-    script.parent().and_then(Path::parent).expect("the project").join(".cache/hosts-lab/run")
-}
 
 /// Where the guest's disk is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -202,9 +82,9 @@ fn ask_monitor(socket: &Path, line: &str) {
 }
 
 /// Starts hosts that are not up, and the one with their shared disks.
-fn bring_up(hosts: &[&Host]) {
+fn bring_up(hosts: &[&LabHost]) {
     if !LAB.server.is_up() {
-        boot_guest(&runs().join("booted.qcow2"));
+        boot_guest(&lab_disks().join("booted.qcow2"));
         LAB.server.boot();
     }
     for host in hosts {
@@ -218,7 +98,7 @@ fn bring_up(hosts: &[&Host]) {
 
 /// The first host alone, and no guest on it.
 pub(crate) struct OneHost {
-    pub host: &'static Host,
+    pub host: &'static LabHost,
     _only: MutexGuard<'static, ()>,
 }
 
@@ -232,8 +112,8 @@ impl OneHost {
 
 /// Both hosts, and no guest.
 pub(crate) struct TwoHosts {
-    pub a: &'static Host,
-    pub b: &'static Host,
+    pub a: &'static LabHost,
+    pub b: &'static LabHost,
     _only: MutexGuard<'static, ()>,
 }
 
@@ -247,8 +127,8 @@ impl TwoHosts {
 
 /// Both hosts, and a guest on the first that writes and checks what it wrote.
 pub(crate) struct Hosts {
-    pub a: &'static Host,
-    pub b: &'static Host,
+    pub a: &'static LabHost,
+    pub b: &'static LabHost,
     /// A way to a host's sockets.
     forward: Option<(Child, TempDir)>,
     _only: MutexGuard<'static, ()>,
@@ -282,12 +162,12 @@ impl Hosts {
     }
 
     /// The guest's console on a host.
-    fn console(&mut self, host: &Host) -> Console {
+    fn console(&mut self, host: &LabHost) -> Console {
         Console::connect(&self.way_to(host, "console")).expect("console")
     }
 
     /// A socket here that leads to one of the guest's there.
-    fn way_to(&mut self, host: &Host, socket: &str) -> PathBuf {
+    fn way_to(&mut self, host: &LabHost, socket: &str) -> PathBuf {
         self.leave();
         let folder = TempDir::new().expect("folder");
         let local = folder.path().join(socket);
@@ -308,7 +188,7 @@ impl Hosts {
     pub(crate) fn states(&self) -> [String; 2] {
         let mut states = [String::new(), String::new()];
         wait_until("no command works on it", Duration::from_secs(60), || {
-            states = [self.a, self.b].map(Host::state);
+            states = [self.a, self.b].map(|host| host.state("g"));
             !states.iter().any(|state| state == "busy")
         });
         states
@@ -323,8 +203,8 @@ impl Hosts {
     }
 
     /// That it runs on this host and is known on no other, and that each page and block is as its writer left it.
-    pub(crate) fn assert_on(&mut self, host: &Host, after: &str) {
-        let (here, other) = if host.name == "a" { (0, 1) } else { (1, 0) };
+    pub(crate) fn assert_on(&mut self, host: &LabHost, after: &str) {
+        let (here, other) = if std::ptr::eq(host, self.a) { (0, 1) } else { (1, 0) };
         let states = self.states();
         assert_eq!([&states[here], &states[other]], ["running", "-"], "{after}");
         self.console(host).ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
