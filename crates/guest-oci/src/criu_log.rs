@@ -11,7 +11,10 @@ struct Known {
 const FILES_TOO: &str = "a checkpoint has what was written to a root file system that is an overlay, and nothing of volumes: \
      put the file back, or start the container so that it lies there";
 
-const KNOWN: [Known; 15] = [
+/// What CRIU says when not all processes have stopped in time.
+const TIMED_OUT: &str = "Timeout reached";
+
+const KNOWN: [Known; 16] = [
     Known {
         said: "anon_inode:[io_uring]",
         reason: "it uses io_uring, which cannot be saved",
@@ -80,6 +83,11 @@ const KNOWN: [Known; 15] = [
         reason: "an address that it listens on is taken",
         advice: Some("end who has it, the container that it was saved from perhaps"),
     },
+    Known {
+        said: TIMED_OUT,
+        reason: "its processes did not all stop in time",
+        advice: Some("try again; one that waits in vfork(2) for its child cannot be stopped"),
+    },
     Known { said: "No space left on device", reason: "there is no room for it", advice: None },
 ];
 
@@ -110,6 +118,11 @@ pub fn reason(log: &str) -> Option<(String, Option<&'static str>)> {
     // `criu/file.c:12): text`: where it is in CRIU says nothing to its user.
     let first = errors.first()?;
     Some((first.split_once("): ").map_or(*first, |(_, text)| text).to_owned(), None))
+}
+
+/// Whether CRIU gave up since not all processes had stopped.
+pub fn has_timed_out(log: &str) -> bool {
+    log.contains(TIMED_OUT)
 }
 
 /// The file that a line is about.

@@ -20,6 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// How long CRIU may take to stop all processes, in seconds, try by try; its own limit is ten.
+///
+/// A process that waits in vfork(2) for its child to become another program does not stop while CRIU
+/// holds that child. Between two tries all of them run, and the child becomes what it is to be.
+const STOP_WITHIN: [u32; 3] = [1, 3, 10];
 /// How long CRIU may take to freeze a container and to write all but its pages.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to let it run.
@@ -83,19 +88,56 @@ impl Dump {
             runtime: None,
             hold: None,
         };
-        match dump.container.runtime.has_lazy_pages() {
-            true => dump.begin_lazily()?,
-            false => dump.run_whole()?,
-        }
+        dump.save()?;
         Ok(dump)
     }
 
-    fn begin_lazily(&mut self) -> Result<(), OciError> {
+    /// Has the runtime save it, again where its processes did not all stop.
+    fn save(&mut self) -> Result<(), OciError> {
+        let [retried @ .., last] = STOP_WITHIN;
+        let mut first_frozen = None;
+        for seconds in retried {
+            let saved = self.try_to_save(seconds);
+            // It stood still in the tries before, too.
+            self.frozen_at = *first_frozen.get_or_insert(self.frozen_at);
+            if saved.is_ok() || !self.has_timed_out() {
+                return saved;
+            }
+            self.remove_images()?;
+        }
+        let saved = self.try_to_save(last);
+        self.frozen_at = first_frozen.unwrap_or(self.frozen_at);
+        saved
+    }
+
+    fn try_to_save(&mut self, stop_within: u32) -> Result<(), OciError> {
+        let settings = format!("timeout {stop_within}\n");
+        match self.container.runtime.has_lazy_pages() {
+            true => self.begin_lazily(&settings),
+            false => self.run_whole(&settings),
+        }
+    }
+
+    /// Whether CRIU gave up since not all processes had stopped.
+    fn has_timed_out(&self) -> bool {
+        let log = fs::read(work(&self.folder).join("dump.log")).unwrap_or_default();
+        criu_log::has_timed_out(&String::from_utf8_lossy(&log))
+    }
+
+    /// Removes what a try before has written.
+    fn remove_images(&self) -> Result<(), OciError> {
+        let folder = images(&self.folder);
+        fs::remove_dir_all(&folder).map_err(OciError::io("remove", &folder))?;
+        fs::create_dir(&folder).map_err(OciError::io("create", &folder))
+    }
+
+    fn begin_lazily(&mut self, settings: &str) -> Result<(), OciError> {
         let port = match self.strays.port() {
             Some(port) => port,
             None => free_port()?,
         };
-        let mut command = self.checkpoint(&format!("address {}\n", Ipv4Addr::LOCALHOST))?;
+        let settings = format!("{settings}address {}\n", Ipv4Addr::LOCALHOST);
+        let mut command = self.checkpoint(&settings)?;
         command.args(["--lazy-pages", "--page-server", &format!("{}:{port}", Ipv4Addr::LOCALHOST)]);
         // runc writes a byte there when it is ready; its standard output is a pipe of ours.
         command.args(["--status-fd", "1", "--"]).arg(&self.container.id).stdout(Stdio::piped());
@@ -151,8 +193,8 @@ impl Dump {
     }
 
     /// The whole dump, pages and all; the container runs when it is done.
-    fn run_whole(&mut self) -> Result<(), OciError> {
-        let mut command = self.checkpoint("")?;
+    fn run_whole(&mut self, settings: &str) -> Result<(), OciError> {
+        let mut command = self.checkpoint(settings)?;
         command.arg("--").arg(&self.container.id).stdout(Stdio::null());
         self.runtime = Some(self.spawn(command)?);
         self.wait_for_runtime(READY_WITHIN)?;

@@ -156,6 +156,36 @@ fn mappings_that_come_and_go_meanwhile_are_exact() {
     }
 }
 
+/// Waits in vfork(2) for a child that waits for some seconds. It does not stop while the child is frozen.
+const VFORKS: &str = "my $until = time + 2;
+if (syscall(58) == 0) { select(undef, undef, undef, 0.01) while time < $until; syscall(60, 0) }
+sleep 600;
+";
+
+#[test]
+fn one_that_waits_in_vfork_is_saved_when_its_child_has_ended() {
+    let with_perl = |it: Bundle| {
+        it.with_host_programs()
+            .and_then(|it| it.with_file("vforks", VFORKS.as_bytes()))
+            .expect("bundle")
+    };
+    let name = "one_that_waits_in_vfork_is_saved_when_its_child_has_ended";
+    let Some(mut c) = adopted(name, with_perl) else { return };
+    c.ask("check 1000 1 none");
+    let held =
+        common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c", "--json"]), "stopping");
+    c.ask("spawn /usr/bin/perl /vforks");
+    std::thread::sleep(Duration::from_millis(300));
+    let (code, said, errors) = held.go_on();
+    assert_eq!(code, 0, "{errors}");
+    let taken: serde_json::Value = serde_json::from_str(&said).expect("json");
+    // What it stood still in the try that failed is told, too.
+    assert!(taken["pause_ms"].as_f64() > Some(1000.0), "its child had ended before: {taken}");
+    c.is_well();
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
+}
+
 #[test]
 fn one_that_may_not_be_tracked_is_copied_in_the_pause() {
     let filtered = |mut it: Bundle| {
