@@ -12,14 +12,13 @@
 //! is copied now: of a process that forked, called exec, or mapped other memory at the same place, the kernel refuses
 //! to tell (EPERM), since that memory is not tracked.
 //!
-//! **Left out**, and copied as a whole in the pause: processes under a filter of system calls, which might kill them
-//! for the call that makes the userfaultfd; those that have a file open for direct I/O, which writes to memory
-//! without being seen; those into which no call can be injected.
+//! **Left out**, and copied as a whole in the pause: processes that have a file open for direct I/O, which writes to
+//! memory without being seen; those into which no call can be injected.
 
 use crate::criu_images::{PRESENT, Pagemap};
 use crate::error::OciError;
 use crate::folder::staging_file;
-use crate::processes::{Processes, is_filtered};
+use crate::processes::Processes;
 use crate::staged_images::{StagingIndex, assemble, lazy_maps};
 use crate::staging::{Staged, Staging};
 use dewar_kernel::{
@@ -217,7 +216,7 @@ fn lazy_runs(map: &Pagemap) -> impl Iterator<Item = Range<u64>> + '_ {
 impl Tracking {
     /// Begins to track a process; `None` where it is left out.
     fn begin(pid: i32) -> Option<Self> {
-        if is_filtered(pid) || has_direct_io(pid) {
+        if has_direct_io(pid) {
             return None;
         }
         let process = ProcessHandle::open(Pid(pid)).ok()?;

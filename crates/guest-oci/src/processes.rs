@@ -68,11 +68,6 @@ pub fn tracer(pid: i32) -> i32 {
     field(pid, "TracerPid:").map_or(0, |it| it[0])
 }
 
-/// Whether a process is under a filter of system calls, which might end it for one that is injected.
-pub fn is_filtered(pid: i32) -> bool {
-    field(pid, "Seccomp:").is_none_or(|mode| mode[0] != 0)
-}
-
 /// The control group of each hierarchy, as in cgroups(7).
 fn control_groups(pid: i32) -> Result<BTreeMap<String, String>, OciError> {
     let path = format!("/proc/{pid}/cgroup");

@@ -10,7 +10,7 @@
 //! Where that was done all the same, by us after a while or by somebody else, both are taken away.
 
 use crate::network::Network;
-use crate::processes::{Processes, is_filtered};
+use crate::processes::Processes;
 use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
 use rustix::process::geteuid;
@@ -143,8 +143,7 @@ pub(crate) fn clean(container: ProcessId) {
     }
     Network::of(container.pid).unlock();
     let Ok(processes) = Processes::of(container.pid) else { return };
-    // Those under a filter keep it: the next dump says so.
-    for pid in processes.pids().filter(|pid| !is_filtered(*pid)) {
+    for pid in processes.pids() {
         let code = code_of(pid);
         if !code.is_empty() && has_left(pid, &code) {
             // Where that fails the next dump says so.

@@ -27,7 +27,7 @@ pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use hold::{HeldThread, ThreadHolder};
 pub use inherited::inherited;
-pub use inject::{Injection, inject_syscall};
+pub use inject::{Injection, inject_past_filter, inject_syscall};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
     nonzero_ranges, punch_hole,

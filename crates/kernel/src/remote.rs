@@ -2,7 +2,7 @@
 //! then fetched. A copy stays open there, so what it tracks or serves outlives
 //! the command, and the next command finds it by its features in `/proc/PID/fdinfo`.
 
-use crate::inject::inject_syscall;
+use crate::inject::{inject_past_filter, inject_syscall};
 use crate::uffd::{FEATURES, NEW_FLAGS, USER_MODE_ONLY, USERFAULTFD_IOC_NEW};
 use crate::{KernelError, Pid, ProcessHandle, Userfaultfd, list_fds};
 use std::fs;
@@ -72,20 +72,20 @@ pub fn new_userfaultfd_of(
 }
 
 /// A userfaultfd for the memory of a process, of which the process itself keeps no copy: what it tracks ends with
-/// ours. Made without any right: it may only be used to track writes.
+/// ours. Made without any right: it may only be used to track writes. A filter of system calls has no say.
 ///
 /// # Errors
-/// EPERM where a filter of system calls refuses it; else where the process cannot be traced.
+/// Where the process cannot be traced, or its filter cannot be lifted.
 pub fn passing_userfaultfd_of(process: &ProcessHandle) -> Result<Userfaultfd, KernelError> {
     let pid = process.pid();
     let flags = NEW_FLAGS | USER_MODE_ONLY;
-    let number = inject_syscall(pid, libc::SYS_userfaultfd as u64, [flags, 0, 0])?.result;
+    let number = inject_past_filter(pid, libc::SYS_userfaultfd as u64, [flags, 0, 0])?.result;
     if number < 0 {
         let cause = io::Error::from_raw_os_error(-number as i32);
         return Err(KernelError::new("userfaultfd", pid.to_string(), cause));
     }
     let made = process.fetch_fd(number as i32);
-    inject_syscall(pid, libc::SYS_close as u64, [number as u64, 0, 0])?;
+    inject_past_filter(pid, libc::SYS_close as u64, [number as u64, 0, 0])?;
     Userfaultfd::handshake(made?, pid)
 }
 
@@ -109,7 +109,7 @@ pub fn close_left_userfaultfds_of(pid: Pid) -> Result<(), KernelError> {
 /// Where the process cannot be traced, or does not unmap it.
 pub fn unmap_in(pid: Pid, range: &Range<u64>) -> Result<(), KernelError> {
     let arguments = [range.start, range.end - range.start, 0];
-    match inject_syscall(pid, libc::SYS_munmap as u64, arguments)?.result {
+    match inject_past_filter(pid, libc::SYS_munmap as u64, arguments)?.result {
         0 => Ok(()),
         error => {
             let cause = io::Error::from_raw_os_error(-error as i32);

@@ -28,6 +28,11 @@
 //! The two pieces of code are looked for in the process itself (vDSO, C
 //! library, loader, program). With a shadow stack the `ret` would be refused:
 //! such a process is refused before it is touched.
+//!
+//! **Filters.** A filter of system calls (seccomp(2)) may end a process for the call, or for the return from a
+//! signal. [`inject_past_filter`] lifts it from the thread for as long as we trace it, as CRIU does for its own code,
+//! and puts the registers back itself, so that no `rt_sigreturn` follows. If we are killed in the microseconds
+//! between step 3 and that, the filter has its say over both calls.
 
 mod frame;
 mod gadget;
@@ -61,6 +66,34 @@ pub fn inject_syscall(
     number: u64,
     arguments: [u64; 3],
 ) -> Result<Injection, KernelError> {
+    inject(pid, number, arguments, Filter::Stays)
+}
+
+/// The same, in a process that may be under a filter of system calls: it has no say.
+///
+/// # Errors
+/// As [`inject_syscall`], and where the filter cannot be lifted (that takes `CAP_SYS_ADMIN`).
+pub fn inject_past_filter(
+    pid: Pid,
+    number: u64,
+    arguments: [u64; 3],
+) -> Result<Injection, KernelError> {
+    let filter = if is_filtered(pid) { Filter::Lifted } else { Filter::Stays };
+    inject(pid, number, arguments, filter)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filter {
+    Stays,
+    Lifted,
+}
+
+fn inject(
+    pid: Pid,
+    number: u64,
+    arguments: [u64; 3],
+    filter: Filter,
+) -> Result<Injection, KernelError> {
     let failed = |operation, cause| KernelError::new(operation, pid.to_string(), cause);
     let other = |text: &str| io::Error::other(text.to_owned());
     if has_shadow_stack(pid) {
@@ -74,7 +107,10 @@ pub fn inject_syscall(
         .map_err(|cause| failed("open", cause))?;
 
     let began = std::time::Instant::now();
-    let thread = Traced::stop(pid)?;
+    let thread = match filter {
+        Filter::Stays => Traced::stop(pid)?,
+        Filter::Lifted => Traced::stop_without_filter(pid)?,
+    };
     let before = thread.registers()?;
     let vector_state = thread.vector_state()?;
     let mask = thread.signal_mask()?;
@@ -97,6 +133,9 @@ pub fn inject_syscall(
     };
     thread.set_registers(&call)?;
     let result = thread.watch_call(gadgets.syscall + SYSCALL_BYTES)?;
+    if filter == Filter::Lifted {
+        thread.set_registers(&resumed)?;
+    }
     drop(thread);
     Ok(Injection { result, stopped: began.elapsed() })
 }
@@ -105,9 +144,16 @@ const DIRECTION_FLAG: u64 = 1 << 10;
 const SYSCALL_BYTES: u64 = 2;
 
 fn has_shadow_stack(pid: Pid) -> bool {
-    std::fs::read_to_string(format!("/proc/{}/status", pid.0)).is_ok_and(|status| {
-        status
-            .lines()
-            .any(|line| line.starts_with("x86_Thread_features:") && line.contains("shstk"))
-    })
+    status(pid, "x86_Thread_features:").is_some_and(|features| features.contains("shstk"))
+}
+
+/// Whether the main thread is under a filter of system calls, as far as can be seen.
+fn is_filtered(pid: Pid) -> bool {
+    status(pid, "Seccomp:").is_none_or(|mode| mode != "0")
+}
+
+/// A line of proc_pid_status(5).
+fn status(pid: Pid, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", pid.0)).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned())
 }

@@ -13,6 +13,9 @@ const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 /// Room for every state component there is.
 const MOST_VECTOR_BYTES: usize = 64 << 10;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+/// The thread's filters of system calls (seccomp(2)) do nothing while we trace it. Needs `CAP_SYS_ADMIN`, and no
+/// filter over ourselves.
+const PTRACE_O_SUSPEND_SECCOMP: i32 = 1 << 21;
 
 /// A thread, seized and stopped.
 #[derive(Debug)]
@@ -22,18 +25,30 @@ pub(crate) struct Traced {
 
 impl Traced {
     pub(crate) fn stop(pid: Pid) -> Result<Self, KernelError> {
-        let this = Self::ask(pid)?;
-        while !this.is_stop(this.wait()?)? {}
-        Ok(this)
+        Self::ask(pid)?.until_stopped()
+    }
+
+    /// The same, and no filter of system calls is over it until it runs on.
+    pub(super) fn stop_without_filter(pid: Pid) -> Result<Self, KernelError> {
+        Self::seize(pid, PTRACE_O_SUSPEND_SECCOMP)?.until_stopped()
     }
 
     /// Asks a thread to stop. Nobody may drop what this gives before it has.
     pub(crate) fn ask(pid: Pid) -> Result<Self, KernelError> {
-        let options = libc::PTRACE_O_TRACESYSGOOD as usize;
+        Self::seize(pid, 0)
+    }
+
+    fn seize(pid: Pid, options: i32) -> Result<Self, KernelError> {
+        let options = (libc::PTRACE_O_TRACESYSGOOD | options) as usize;
         request(libc::PTRACE_SEIZE, pid, 0, options, "PTRACE_SEIZE")?;
         let this = Self { pid };
         request(libc::PTRACE_INTERRUPT, pid, 0, 0, "PTRACE_INTERRUPT")?;
         Ok(this)
+    }
+
+    fn until_stopped(self) -> Result<Self, KernelError> {
+        while !self.is_stop(self.wait()?)? {}
+        Ok(self)
     }
 
     /// Whether one that was asked has stopped by now.
