@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test setup setup-to-run guest next-qemu criu lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-qos fuzz install clean
+.PHONY: help demo test setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -46,6 +46,9 @@ next-qemu: setup
 criu: setup
 	@scripts/fetch-criu.sh
 
+podman: setup
+	@scripts/fetch-podman.sh
+
 demo: guest
 	@echo "building dewar and the demo (a few minutes, the first time)"
 	cargo build --release -p dewar-cli -p dewar-testkit
@@ -58,13 +61,13 @@ lint: setup
 	@if command -v cargo-deny >/dev/null; then cargo deny -L error check bans licenses sources; \
 	else echo "SKIPPED cargo deny check: cargo-deny is not installed"; fi
 
-test: setup guest next-qemu criu lint
+test: setup guest next-qemu criu podman lint
 	scripts/test.sh
 
-test-sweeps: setup guest next-qemu criu
+test-sweeps: setup guest next-qemu criu podman
 	scripts/test.sh sweeps
 
-test-fast: setup guest next-qemu criu
+test-fast: setup guest next-qemu criu podman
 	scripts/test-fast.sh
 
 test-kvm: setup guest

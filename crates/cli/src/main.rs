@@ -16,14 +16,14 @@ mod verbs;
 use args::{Cli, Verb};
 use clap::Parser;
 use context::Context;
-use dewar_lifecycle::container::run_if_started_as_criu;
+use dewar_lifecycle::container::run_if_started_as_another;
 use dewar_lifecycle::own_session::{AsChild, run_as_child};
 use dewar_lifecycle::page_server::{Source, serve};
 use dewar_lifecycle::{Code, Failure, guardian, qos};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = run_if_started_as_criu() {
+    if let Some(code) = run_if_started_as_another() {
         return code;
     }
     let cli = Cli::parse();

@@ -2,6 +2,8 @@
 
 use crate::error::OciError;
 use crate::overlay::Overlay;
+use crate::podman::{Definition, Podman};
+use crate::podman_files;
 use crate::processes::Processes;
 use crate::processor::Processor;
 use crate::runtime::{ContainerState, Runtime, Status, find_program};
@@ -9,7 +11,7 @@ use dewar_registry::{ContainerRecord, ProcessId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tells the description of a container from that of a QEMU.
 const KIND: &str = "container";
@@ -23,6 +25,8 @@ pub struct Container {
     pub id: String,
     /// The folder with its `config.json`.
     pub bundle: PathBuf,
+    /// The podman that has the runtime run it, if one does.
+    pub podman: Option<Podman>,
 }
 
 /// What a checkpoint says of its container.
@@ -43,6 +47,12 @@ pub struct Description {
     /// The processor that its programs know, where CRIU can describe it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<Processor>,
+    /// The podman that had the runtime run it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub podman: Option<Podman>,
+    /// What that knew of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<Definition>,
 }
 
 /// Whether a checkpoint's description is that of a container.
@@ -78,6 +88,7 @@ impl Description {
             runtime: self.runtime.clone(),
             id: self.id.clone(),
             bundle: self.bundle.clone(),
+            podman: self.podman.clone(),
         }
     }
 }
@@ -86,7 +97,8 @@ impl Container {
     /// The container that a guest's record names.
     pub fn of(record: &ContainerRecord) -> Self {
         let runtime = Runtime { program: record.runtime.clone(), root: record.root.clone() };
-        Self { runtime, id: record.id.clone(), bundle: record.bundle.clone() }
+        let podman = record.engine.as_ref().map(Podman::of);
+        Self { runtime, id: record.id.clone(), bundle: record.bundle.clone(), podman }
     }
 
     /// For a guest's record.
@@ -96,10 +108,12 @@ impl Container {
             root: self.runtime.root.clone(),
             id: self.id.clone(),
             bundle: self.bundle.clone(),
+            engine: self.podman.as_ref().map(Podman::record),
         }
     }
 
-    /// Looks for a running container. A runtime that is named without its folder is looked for.
+    /// Looks for a running container. A runtime that is named without its folder is looked for; podman may be named
+    /// in its place, and knows a container also by its name.
     ///
     /// # Errors
     /// Where the runtime knows none with that id, or it does not run.
@@ -109,10 +123,85 @@ impl Container {
             cause: std::io::ErrorKind::NotFound.into(),
         })?;
         let root = runtime.root.as_ref().map(|it| std::path::absolute(it).unwrap_or(it.clone()));
+        if Podman::is_one(&program) {
+            return Self::find_by_podman(&Podman { program, root }, id);
+        }
         let runtime = Runtime { program, root };
         let state = runtime.state(id)?;
         let process = running(&state)?;
-        Ok((Self { runtime, id: state.id, bundle: state.bundle }, process))
+        Ok((Self { runtime, id: state.id, bundle: state.bundle, podman: None }, process))
+    }
+
+    pub(crate) fn find_by_podman(podman: &Podman, id: &str) -> Result<(Self, ProcessId), OciError> {
+        let (runtime, state) = podman.find(id)?;
+        let process = running(&state)?;
+        let podman = Some(podman.clone());
+        Ok((Self { runtime, id: state.id, bundle: state.bundle, podman }, process))
+    }
+
+    /// How it is, by who has it: podman, or the runtime. `None` where that knows no such container.
+    ///
+    /// # Errors
+    /// Where it does not tell.
+    pub fn state_if_any(&self) -> Result<Option<ContainerState>, OciError> {
+        match &self.podman {
+            Some(podman) => podman.state_if_any(&self.id),
+            None => self.runtime.state_if_any(&self.id),
+        }
+    }
+
+    /// Ends it, whatever state it is in. The runtime forgets it; podman knows it as one that has ended.
+    ///
+    /// # Errors
+    /// Where it does not end.
+    pub fn end(&self) -> Result<(), OciError> {
+        match &self.podman {
+            Some(podman) => podman.end(&self.id),
+            None => self.runtime.delete(&self.id),
+        }
+    }
+
+    /// Ends it, whatever state it is in, and nobody knows it any more. One that is not known is as good.
+    ///
+    /// # Errors
+    /// Where it does not end.
+    pub fn delete(&self) -> Result<(), OciError> {
+        if let Some(podman) = &self.podman {
+            podman.remove(&self.id)?;
+        }
+        // Also one that podman had not come to know.
+        self.runtime.delete(&self.id)
+    }
+
+    /// Sends a signal to the first process.
+    ///
+    /// # Errors
+    /// Where it is not running.
+    pub fn kill(&self, signal: &str) -> Result<(), OciError> {
+        match &self.podman {
+            // It is not to start the container anew.
+            Some(podman) => podman.kill(&self.id, signal),
+            None => self.runtime.kill(&self.id, signal),
+        }
+    }
+
+    /// Saves what it wrote to its files; it stands still.
+    ///
+    /// # Errors
+    /// Where they cannot be read, or there is no room.
+    pub fn save_files(
+        &self,
+        overlay: &Overlay,
+        config: &Value,
+        archive: &Path,
+    ) -> Result<(), OciError> {
+        match &self.podman {
+            Some(_) => {
+                let scratch = archive.with_extension("parts");
+                podman_files::save(overlay, &self.rootfs(config), &self.bundle, &scratch, archive)
+            }
+            None => overlay.save(archive),
+        }
     }
 
     /// Its first process.
@@ -174,6 +263,7 @@ impl Container {
     /// Where its configuration cannot be read.
     pub fn describe(&self) -> Result<Description, OciError> {
         let config = self.config()?;
+        let definition = self.podman.as_ref().map(|podman| podman.define(&self.id)).transpose()?;
         Ok(Description {
             kind: KIND.to_owned(),
             overlay: Overlay::mounted_on(&self.rootfs(&config))?,
@@ -181,6 +271,8 @@ impl Container {
             runtime: self.runtime.clone(),
             id: self.id.clone(),
             bundle: self.bundle.clone(),
+            podman: self.podman.clone(),
+            definition,
             config,
         })
     }

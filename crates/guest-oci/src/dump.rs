@@ -367,7 +367,10 @@ pub(crate) fn failure(
     operation: &'static str,
 ) -> OciError {
     let id = container.id.clone();
-    let log = fs::read(work(folder).join(log)).unwrap_or_default();
+    // podman has it write there.
+    let of_podman = container.podman.as_ref().map(|_| container.bundle.join(log));
+    let logs = [Some(work(folder).join(log)), of_podman];
+    let log = logs.into_iter().flatten().find_map(|it| fs::read(it).ok()).unwrap_or_default();
     if let Some((cause, advice)) = criu_log::reason(&String::from_utf8_lossy(&log)) {
         return OciError::Criu { id, cause, advice };
     }

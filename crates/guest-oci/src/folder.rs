@@ -51,3 +51,13 @@ pub fn unwanted(folder: &Path) -> PathBuf {
 pub fn prepared_network(folder: &Path) -> PathBuf {
     folder.join("network.json")
 }
+
+/// Where what podman needs to bring a container back is put together.
+pub fn podman_folder(folder: &Path) -> PathBuf {
+    folder.join("podman")
+}
+
+/// The archive for podman.
+pub fn podman_archive(folder: &Path) -> PathBuf {
+    podman_folder(folder).join("archive.tar")
+}

@@ -18,6 +18,8 @@
 //! With a runtime that has no lazy pages (crun) CRIU writes the pages itself. Either way there is a folder of
 //! CRIU's images then in which nothing is missing, and any runtime restores from it ([`restore`]).
 //!
+//! A container may be one of podman's ([`Podman`]): saved as any other, and brought back by podman.
+//!
 //! If CRIU is killed the kernel lets go what it traced, and the code that CRIU put into the processes goes back by
 //! itself: the container runs on. What CRIU leaves behind [`Strays`] takes away. The exception is a CRIU that is
 //! killed while it puts that code into a process, or takes it out (some milliseconds each): the process ends. So
@@ -35,6 +37,8 @@ mod held_restore;
 mod network;
 mod overlay;
 mod pages;
+mod podman;
+mod podman_files;
 mod preconditions;
 mod precopy;
 mod processes;
@@ -45,6 +49,7 @@ mod restore;
 mod runtime;
 mod staged_images;
 mod staging;
+mod stand_in;
 mod strays;
 
 pub use container::{Container, Description, is_container};
@@ -56,10 +61,11 @@ pub use held_restore::{HeldRestore, discard, finish, lives};
 pub use network::{Network, is_apart as has_own_network};
 pub use overlay::{Overlay, unmount_from};
 pub use pages::PagesFile;
+pub use podman::{Definition, Podman};
 pub use preconditions::Preconditions;
 pub use precopy::PreCopy;
 pub use processor::Processor;
-pub use relay::run_if_started_as_criu;
+pub use relay::run_if_started_as_another;
 pub use restore::{RestoreOptions, restore, restored_process};
 pub use runtime::{ContainerState, Runtime, Status};
 pub use staged_images::{ROOT_FILES, StagingIndex};

@@ -110,7 +110,7 @@ impl Overlay {
             .args(WHOLE)
             .args(option("--file", archive))
             .args(option("--directory", &self.upper));
-        run(command.arg("."), "save", &self.upper)
+        run_tar(command.arg("."), "save", &self.upper)
     }
 
     /// The same lower folders, under an upper folder that has what an archive says. `folder` is emptied.
@@ -131,7 +131,7 @@ impl Overlay {
         let mut command = Command::new("tar");
         command.args(["--extract", "--same-owner", "--same-permissions"]);
         command.args(WHOLE).args(option("--file", archive)).args(option("--directory", &upper));
-        run(&mut command, "unpack", archive)?;
+        run_tar(&mut command, "unpack", archive)?;
         Ok(Self { upper, work, ..self.clone() })
     }
 
@@ -163,9 +163,14 @@ pub fn unmount_from(folder: &Path) -> Result<(), OciError> {
 }
 
 /// What of files is saved beside their content.
-const WHOLE: [&str; 4] = ["--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*"];
+pub(crate) const WHOLE: [&str; 4] = ["--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*"];
 
-fn run(command: &mut Command, operation: &'static str, path: &Path) -> Result<(), OciError> {
+/// Runs tar(1), which is about a file or folder.
+pub(crate) fn run_tar(
+    command: &mut Command,
+    operation: &'static str,
+    path: &Path,
+) -> Result<(), OciError> {
     let output =
         command.stdin(Stdio::null()).output().map_err(OciError::io("run", Path::new("tar")))?;
     if output.status.success() {

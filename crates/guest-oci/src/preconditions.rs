@@ -37,6 +37,9 @@ impl Preconditions {
         let config = container.config()?;
         let processes = Processes::of(process.pid)?;
         let mut missing = Self::of_host().missing;
+        if let Some(podman) = &container.podman {
+            missing.extend(podman.missing(&container.id)?);
+        }
         missing.extend(terminal(&config));
         missing.extend(lost_interfaces(process.pid, &config).into_iter().map(|name| {
             format!(

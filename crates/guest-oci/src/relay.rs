@@ -22,6 +22,7 @@
 
 use crate::folder::{held_process, held_socket, unwanted};
 use crate::request::with_other_files;
+use crate::stand_in::{STAND_IN, become_runtime};
 use dewar_kernel::{detach, inherited, peer_of};
 use dewar_registry::ProcessId;
 use prost::Message;
@@ -97,14 +98,15 @@ pub fn put_before_criu(command: &mut Command, criu: &Path, folder: &Path) -> io:
     Ok(())
 }
 
-/// Does what is to be done where a runtime has started this program as CRIU, or we have as the relay; `None` in all
-/// other cases. To be called before all else.
-pub fn run_if_started_as_criu() -> Option<ExitCode> {
+/// Does what is to be done where this program was started in another's place: as CRIU by a runtime, as the runtime by
+/// podman, or as the relay by us. `None` in all other cases. To be called before all else.
+pub fn run_if_started_as_another() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     let name = PathBuf::from(words.next()?);
     let words: Vec<OsString> = words.collect();
     let result = match name.file_name()?.to_str()? {
         CRIU => Err(become_criu(&words)),
+        STAND_IN => Err(become_runtime(&name, &words)),
         RELAY if words.first().is_some_and(|it| it == ORPHAN) => start_relay(&[]),
         RELAY => relay(),
         _ => return None,

@@ -24,11 +24,16 @@ pub struct RestoreOptions {
     pub connections: bool,
 }
 
-/// Restores a container, which the runtime must not know. Returns its first process.
+/// Restores a container, which nobody must know. Returns it, as it is known now, and its first process.
+///
+/// One of podman's has had its archive put together in the folder ([`crate::Definition::put_together`]).
 ///
 /// # Errors
 /// Where it does not come back; there is no container then.
-pub fn restore(container: &Container, options: &RestoreOptions) -> Result<ProcessId, OciError> {
+pub fn restore(
+    container: &Container,
+    options: &RestoreOptions,
+) -> Result<(Container, ProcessId), OciError> {
     let mut command = restore_command(container, options)?;
     let status = command.status().map_err(|cause| OciError::NoRuntime {
         program: container.runtime.program.clone(),
@@ -37,17 +42,20 @@ pub fn restore(container: &Container, options: &RestoreOptions) -> Result<Proces
     if !status.success() {
         let error = failure(container, &options.folder, "restore.log", "restoring");
         // The runtime knew none before: what there may be of it is ours, and no container.
-        let _ = container.runtime.delete(&container.id);
+        let _ = container.delete();
         return Err(error);
     }
-    let process = container.process()?;
+    let (container, process) = match &container.podman {
+        Some(podman) => Container::find_by_podman(podman, &container.id)?,
+        None => (container.clone(), container.process()?),
+    };
     let config = container.config()?;
     network::switch_on(process.pid, &config);
     if let Some(network) = Network::named(&config) {
         // One that left for another host had it closed.
         network.open_if_closed()?;
     }
-    Ok(process)
+    Ok((container, process))
 }
 
 /// The runtime's command for it.
@@ -58,11 +66,21 @@ pub(crate) fn restore_command(
     let RestoreOptions { folder, strays, connections } = options;
     let path = settings(folder);
     let text = if *connections { "network-lock iptables\n" } else { "tcp-close\n" };
+    // podman has no option for it.
+    let text = format!("{text}ext-unix-sk\n");
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
     let work = work(folder);
     fs::create_dir_all(&work).map_err(OciError::io("create", &work))?;
     let log = runtime_log(folder);
     let said = File::create(&log).map_err(OciError::io("create", &log))?;
+    if let Some(podman) = &container.podman {
+        let mut runtime = Command::new(&container.runtime.program);
+        runtime.env("CRIU_CONFIG_FILE", &path);
+        strays.mark(&mut runtime);
+        let mut command = podman.restore_command(&runtime, folder)?;
+        command.stderr(said);
+        return Ok(command);
+    }
     let mut command = container.runtime.command("restore");
     command
         .args(["--detach", "--file-locks", "--ext-unix-sk", "--tcp-established"])

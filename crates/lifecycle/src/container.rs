@@ -14,7 +14,7 @@ mod warming;
 
 pub use adopt::adopt;
 pub use checkpoint::{ContainerCheckpoint, take};
-pub use dewar_guest_oci::run_if_started_as_criu;
+pub use dewar_guest_oci::run_if_started_as_another;
 pub(crate) use guest::ContainerGuest;
 pub use restore::{ContainerRestore, restore};
 pub(crate) use warming::Warming;

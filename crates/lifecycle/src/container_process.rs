@@ -70,10 +70,14 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
         // The runtime may still be at work: what it makes is known when it has ended.
         require_gone(strays(folder).end_all())?;
         let container = Container::of(known);
-        let state = container.runtime.state_if_any(&known.id)?;
+        let state = container.state_if_any()?;
         let ours = restored_process(&images_folder(folder));
-        if state.is_some_and(|it| Some(it.pid) == ours || it.status == Status::Stopped) {
-            container.runtime.delete(&known.id)?;
+        // podman makes an id once only: what has it is what it was to bring back.
+        let is_ours = |it: ContainerState| {
+            container.podman.is_some() || Some(it.pid) == ours || it.status == Status::Stopped
+        };
+        if state.is_some_and(is_ours) {
+            container.delete()?;
         }
         folder.set_record(&GuestRecord { phase: Phase::Running, ..record.clone() })?;
     }
@@ -113,7 +117,7 @@ fn require_gone(is_gone: bool) -> Result<(), Failure> {
 
 /// Thaws a container that a killed CRIU left frozen: its user's own pause is refused before a dump begins.
 pub(crate) fn resume_if_frozen(container: &Container, process: &ProcessId) {
-    let state = container.runtime.state_if_any(&container.id);
+    let state = container.state_if_any();
     let is_it = |it: &ContainerState| it.pid == process.pid && process.is_alive();
     if matches!(state, Ok(Some(state)) if state.status == Status::Paused && is_it(&state)) {
         let _ = container.runtime.resume(&container.id);
@@ -126,7 +130,7 @@ pub(crate) fn resume_if_frozen(container: &Container, process: &ProcessId) {
 /// Where the runtime cannot be asked.
 pub fn ask_to_end(record: &GuestRecord, timeout: Duration) -> Result<bool, Failure> {
     let Some(known) = &record.container else { return Ok(false) };
-    Container::of(known).runtime.kill(&known.id, "TERM")?;
+    Container::of(known).kill("TERM")?;
     let deadline = Instant::now() + timeout;
     while Instant::now() < deadline {
         if record.process.ends_within(LOOK) {
@@ -144,10 +148,10 @@ pub fn ask_to_end(record: &GuestRecord, timeout: Duration) -> Result<bool, Failu
 pub(crate) fn end(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
     let Some(known) = &record.container else { return Ok(()) };
     recover(folder, record)?;
-    let runtime = Container::of(known).runtime;
-    if let Some(state) = runtime.state_if_any(&known.id)? {
+    let container = Container::of(known);
+    if let Some(state) = container.state_if_any()? {
         if state.status == Status::Stopped || state.pid == record.process.pid {
-            runtime.delete(&known.id)?;
+            container.end()?;
         }
     }
     Ok(())
@@ -203,7 +207,7 @@ pub fn memory_bytes(record: &GuestRecord) -> u64 {
 /// One word for how a container is.
 pub fn state(record: &GuestRecord) -> Option<String> {
     let known = record.container.as_ref()?;
-    let state = Container::of(known).runtime.state_if_any(&known.id);
+    let state = Container::of(known).state_if_any();
     Some(match state {
         Ok(Some(state)) if state.pid == record.process.pid => state.status.to_string(),
         Ok(_) => "ended".to_owned(),

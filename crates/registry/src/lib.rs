@@ -30,5 +30,5 @@ pub use frozen::{
 };
 pub use migrations::Migrations;
 pub use process::ProcessId;
-pub use record::{ContainerRecord, Descriptors, GuestRecord, Origin, Phase, RamFile};
+pub use record::{ContainerRecord, Descriptors, Engine, GuestRecord, Origin, Phase, RamFile};
 pub use registry::{RAM_PREFIX, Registry};

@@ -76,6 +76,19 @@ pub struct ContainerRecord {
     pub id: String,
     /// The folder with its `config.json`.
     pub bundle: PathBuf,
+    /// The engine that has the runtime run it, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// A container engine: podman.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Its program.
+    pub program: PathBuf,
+    /// Its `--root`, where that is not its usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<PathBuf>,
 }
 
 /// What is known of a guest between commands. Where it is a container, what is said of a QEMU is empty.

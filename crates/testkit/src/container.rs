@@ -1,19 +1,16 @@
 //! Containers of a real runtime, with the program of the test guests in them.
 
-use crate::process::{patience, wait_while_alive};
-use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use crate::pipes::Pipes;
+use crate::process::wait_while_alive;
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// The repository's folder of fetched things.
-fn cache() -> PathBuf {
+pub(crate) fn cache() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache")
 }
 
@@ -78,10 +75,7 @@ impl Bundle {
         for name in ["sh", "sleep", "cat", "nc", "tail"] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
-        for fifo in ["commands", "answers"] {
-            let path = root.join("run").join(fifo);
-            mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
-        }
+        Pipes::make(&root.join("run"))?;
         let (pipes, overlay) = (root.join("run"), None);
         Ok(Self { folder: folder.to_owned(), config: configuration(), pipes, overlay })
     }
@@ -207,9 +201,7 @@ pub struct RunningContainer {
     pub id: String,
     /// Its bundle.
     pub bundle: Bundle,
-    commands: File,
-    answers: File,
-    received: Vec<u8>,
+    pipes: Pipes,
 }
 
 impl RunningContainer {
@@ -228,21 +220,9 @@ impl RunningContainer {
     pub fn start_with(runtime: &str, bundle: Bundle, id: &str) -> Result<Self> {
         bundle.write()?;
         let state = bundle.folder.join("state");
-        let pipe = |name: &str| bundle.pipes.join(name);
-        let flags = OFlags::NONBLOCK.bits() as i32;
-        let open = |name: &str| {
-            OpenOptions::new().read(true).write(true).custom_flags(flags).open(pipe(name))
-        };
-        let (commands, answers) = (open("commands")?, open("answers")?);
-        let container = Self {
-            runtime: runtime.to_owned(),
-            state,
-            id: id.to_owned(),
-            bundle,
-            commands,
-            answers,
-            received: Vec::new(),
-        };
+        let pipes = Pipes::open(&bundle.pipes)?;
+        let container =
+            Self { runtime: runtime.to_owned(), state, id: id.to_owned(), bundle, pipes };
         let mut command = container.command(&["run", "--detach", "--bundle"]);
         command.arg(&container.bundle.folder).arg(id);
         let status =
@@ -290,35 +270,7 @@ impl RunningContainer {
     /// # Errors
     /// Where the answer is `bad`, or none comes in time.
     pub fn ask(&mut self, command: &str) -> Result<String> {
-        self.commands.write_all(format!("{command}\n").as_bytes())?;
-        let deadline = Instant::now() + patience(Duration::from_secs(60));
-        loop {
-            let line = self.line(deadline).with_context(|| format!("answer to '{command}'"))?;
-            if let Some(answer) = line.strip_prefix("@ok") {
-                return Ok(answer.trim().to_owned());
-            }
-            if let Some(why) = line.strip_prefix("@bad") {
-                bail!("the container answers '{command}': {}", why.trim());
-            }
-        }
-    }
-
-    fn line(&mut self, deadline: Instant) -> Result<String> {
-        loop {
-            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = self.received.drain(..=end).collect();
-                return Ok(String::from_utf8_lossy(&line).trim().to_owned());
-            }
-            ensure!(Instant::now() < deadline, "the container is silent");
-            let mut buffer = [0; 4096];
-            match self.answers.read(&mut buffer) {
-                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        self.pipes.ask(command)
     }
 }
 

@@ -16,6 +16,8 @@ mod link;
 mod load;
 mod network;
 mod other_host;
+mod pipes;
+mod podman;
 mod process;
 mod redis;
 mod second_runtime;
@@ -36,6 +38,7 @@ pub use lab_host::{LabHost, lab_disks};
 pub use link::{Lane, LinkSpeed, carry};
 pub use load::{Hogs, LoggedJob, PeriodicTask, jobs_of, step_words};
 pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
+pub use podman::{Podman, PodmanContainer, podman_tools};
 pub use process::{
     is_alive, kill, listens, patience, signal_stop, spawn_first, wait_until, wait_while_alive,
 };

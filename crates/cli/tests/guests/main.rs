@@ -28,6 +28,7 @@ mod killed;
 mod lazy;
 mod migrate;
 mod moves;
+mod podman;
 mod post_copy;
 mod redis;
 mod replaced;

@@ -34,7 +34,7 @@ pub(crate) fn require_place(
     memory_bytes: u64,
 ) -> Result<(), Failure> {
     let container = description.container();
-    require_host(&container)?;
+    require_host(description)?;
     description.require_processor()?;
     require_no_other(host, name, &container)?;
     clear_container(&container, None, false)?;

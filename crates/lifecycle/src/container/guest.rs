@@ -14,6 +14,7 @@ use dewar_kernel::{available_memory, free};
 use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,6 +30,7 @@ pub struct ContainerGuest<'f> {
     pub(super) process: ProcessId,
     pub(super) images: PathBuf,
     pub(super) overlay: Option<Overlay>,
+    config: Value,
     /// What is copied of its memory before it is stopped.
     pub(super) copied: Option<PreCopy>,
     stopped_pages: u64,
@@ -75,6 +77,7 @@ impl<'f> ContainerGuest<'f> {
             process,
             images,
             overlay,
+            config: description.config.clone(),
             copied,
             stopped_pages,
             strays,
@@ -100,7 +103,7 @@ impl<'f> ContainerGuest<'f> {
         let dump = self.dump.insert(Dump::begin(&self.container, options)?);
         self.stopped_pages = dump.copy_pages()?;
         if let Some(overlay) = &self.overlay {
-            overlay.save(&archive(&self.images))?;
+            self.container.save_files(overlay, &self.config, &archive(&self.images))?;
             // What it writes on from here is not in it.
             dump.require_frozen()?;
         }

@@ -1,6 +1,6 @@
 //! A container is brought back from a checkpoint.
 
-use super::root::RestoredRoot;
+use super::root::{RestoredRoot, with_archive};
 use super::warming::Warming;
 use crate::container_process::{images_folder, make_folder, remove_folder, strays};
 use crate::failure::{Code, Failure};
@@ -46,7 +46,7 @@ pub fn restore(
     let description = Description::parse(image.record().machine.clone()).map_err(unreadable)?;
     let container = description.container();
     let name = options.name.clone().unwrap_or_else(|| image.record().guest.clone());
-    require_host(&container)?;
+    require_host(&description)?;
     description.require_processor()?;
     let folder = host.registry.guest(&name)?;
     let mut lock = folder.lock()?;
@@ -88,18 +88,20 @@ pub fn restore(
     folder.set_record(&record)?;
     let images = images_folder(&folder);
     let mut warming = None;
+    let loading = Loading { folder: &folder, store, image: &image, description: &description };
     let restored = RestoredRoot::mount(store, &image, &description, &folder).and_then(|root| {
-        let process = load(&folder, &image, &container, &state, &images, reporter, &mut warming);
-        match &process {
+        let restored = loading.load(&state, &images, reporter, &mut warming);
+        match &restored {
             Ok(_) => root.keep(),
             Err(_) => root.give_up(),
         }
-        process
+        restored
     });
     let _ = remove_folder(&images);
     match restored {
-        Ok(process) => {
-            let record = GuestRecord { phase: Phase::Running, process, ..record };
+        Ok((container, process)) => {
+            let container = Some(container.record());
+            let record = GuestRecord { phase: Phase::Running, process, container, ..record };
             folder.set_record(&record)?;
             match warming {
                 Some(warming) => {
@@ -130,8 +132,12 @@ pub fn restore(
     }
 }
 
-pub(super) fn require_host(container: &Container) -> Result<(), Failure> {
-    Preconditions::of_host().require(container)?;
+pub(super) fn require_host(description: &Description) -> Result<(), Failure> {
+    let container = description.container();
+    Preconditions::of_host().require(&container)?;
+    if let (Some(podman), Some(definition)) = (&description.podman, &description.definition) {
+        return Ok(podman.require_image(&container.id, &definition.image)?);
+    }
     let config = container.config_file();
     if !config.exists() {
         let what = format!("{} is missing", config.display());
@@ -186,7 +192,7 @@ pub(super) fn clear_container(
     before: Option<&GuestRecord>,
     replace: bool,
 ) -> Result<(), Failure> {
-    let Some(state) = container.runtime.state_if_any(&container.id)? else { return Ok(()) };
+    let Some(state) = container.state_if_any()? else { return Ok(()) };
     let is_known = before.is_some_and(|it| it.container.is_some());
     let has_ended = state.status == Status::Stopped && is_known;
     if !replace && !has_ended {
@@ -195,40 +201,68 @@ pub(super) fn clear_container(
             .state("it was left as it is")
             .advice("--replace ends it"));
     }
-    Ok(container.runtime.delete(&container.id)?)
+    Ok(container.delete()?)
 }
 
-/// Puts the images together, and lets the runtime restore from them.
-fn load(
-    folder: &GuestFolder,
-    image: &ImageReader,
-    container: &Container,
-    state: &[u8],
-    images: &Path,
-    reporter: &dyn Reporter,
-    warming: &mut Option<Warming>,
-) -> Result<ProcessId, Failure> {
-    let failed = |what: &'static str| {
-        move |error: io::Error| Failure::new(Code::Failed, format!("{what}: {error}"))
-    };
-    make_folder(images)?;
-    let inside = images.join("images");
-    fs::create_dir(&inside).map_err(failed("making a folder in memory"))?;
-    unpack(&inside, state).map_err(failed("unpacking the state of the processes"))?;
-    let known = hot_pages::read(&inside.join(HOT_PAGES));
-    *warming = Warming::start(container, known, reporter);
-    reporter.stage("reading memory");
-    let mut files = Vec::new();
-    for region in &image.record().memory.regions {
-        let file = new_file(&inside, &region.name, region.pages * PAGE_BYTES as u64);
-        files.push(file.map_err(failed("making a file in memory"))?);
+/// A checkpoint on its way into a container.
+struct Loading<'l> {
+    folder: &'l GuestFolder,
+    store: &'l Store,
+    image: &'l ImageReader,
+    description: &'l Description,
+}
+
+impl Loading<'_> {
+    /// Puts the images together, and lets the runtime restore from them.
+    fn load(
+        &self,
+        state: &[u8],
+        images: &Path,
+        reporter: &dyn Reporter,
+        warming: &mut Option<Warming>,
+    ) -> Result<(Container, ProcessId), Failure> {
+        let failed = |what: &'static str| {
+            move |error: io::Error| Failure::new(Code::Failed, format!("{what}: {error}"))
+        };
+        make_folder(images)?;
+        let inside = images.join("images");
+        fs::create_dir(&inside).map_err(failed("making a folder in memory"))?;
+        unpack(&inside, state).map_err(failed("unpacking the state of the processes"))?;
+        let known = hot_pages::read(&inside.join(HOT_PAGES));
+        let container = self.description.container();
+        // podman mounts the files that are read when it brings the container back.
+        let known = match &self.description.definition {
+            None => {
+                *warming = Warming::start(&container, known, reporter);
+                None
+            }
+            Some(_) => Some(known),
+        };
+        reporter.stage("reading memory");
+        let mut files = Vec::new();
+        for region in &self.image.record().memory.regions {
+            let file = new_file(&inside, &region.name, region.pages * PAGE_BYTES as u64);
+            files.push(file.map_err(failed("making a file in memory"))?);
+        }
+        let none = DeadRam::new(self.image, Vec::new())?;
+        fill_files(self.image, files, &none, reporter.observer())?;
+        if let Some(definition) = &self.description.definition {
+            with_archive(self.store, self.image, self.folder, |archive| {
+                Ok(definition.put_together(images, archive)?)
+            })?;
+        }
+        reporter.stage("restoring the processes");
+        let options = RestoreOptions {
+            folder: images.to_owned(),
+            strays: strays(self.folder),
+            connections: false,
+        };
+        let restored = dewar_guest_oci::restore(&container, &options)?;
+        if let Some(known) = known {
+            *warming = Warming::start(&restored.0, known, reporter);
+        }
+        Ok(restored)
     }
-    let none = DeadRam::new(image, Vec::new())?;
-    fill_files(image, files, &none, reporter.observer())?;
-    reporter.stage("restoring the processes");
-    let options =
-        RestoreOptions { folder: images.to_owned(), strays: strays(folder), connections: false };
-    Ok(dewar_guest_oci::restore(container, &options)?)
 }
 
 /// A file of pages, all of them zeros. The name is a stranger's.

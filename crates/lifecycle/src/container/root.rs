@@ -36,22 +36,18 @@ impl RestoredRoot {
         description: &Description,
         folder: &GuestFolder,
     ) -> Result<Self, Failure> {
-        let (Some(overlay), Some(disk)) = (&description.overlay, image.record().disks.first())
-        else {
-            return Ok(Self { mounted: None });
+        let overlay = match &description.overlay {
+            // podman mounts its own.
+            Some(overlay) if description.podman.is_none() => overlay,
+            _ => return Ok(Self { mounted: None }),
         };
-        let bases = match store.folder() {
-            Some(_) => folder.base_disks(),
-            None => folder.make_base_disks()?,
-        };
-        let mut made = Vec::new();
-        let archive = store.disk_file(disk, &bases, &mut made).map(|(path, _)| path);
-        let mounted = archive.map_err(Failure::from).and_then(|archive| {
-            let rootfs = description.container().rootfs(&description.config);
-            Self::mount_archive(&archive, overlay, rootfs, folder)
-        });
-        made.iter().for_each(|path| drop(fs::remove_file(path)));
-        mounted
+        with_archive(store, image, folder, |archive| match archive {
+            None => Ok(Self { mounted: None }),
+            Some(archive) => {
+                let rootfs = description.container().rootfs(&description.config);
+                Self::mount_archive(archive, overlay, rootfs, folder)
+            }
+        })
     }
 
     /// The same from an archive of them.
@@ -96,6 +92,28 @@ impl RestoredRoot {
             mounted.give_up(true);
         }
     }
+}
+
+/// Does something with the archive of what was written, if the checkpoint has one.
+///
+/// # Errors
+/// Where that fails, or the archive cannot be read.
+pub(super) fn with_archive<T>(
+    store: &Store,
+    image: &ImageReader,
+    folder: &GuestFolder,
+    work: impl FnOnce(Option<&Path>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let Some(disk) = image.record().disks.first() else { return work(None) };
+    let bases = match store.folder() {
+        Some(_) => folder.base_disks(),
+        None => folder.make_base_disks()?,
+    };
+    let mut made = Vec::new();
+    let archive = store.disk_file(disk, &bases, &mut made).map(|(path, _)| path);
+    let done = archive.map_err(Failure::from).and_then(|archive| work(Some(&archive)));
+    made.iter().for_each(|path| drop(fs::remove_file(path)));
+    done
 }
 
 impl Mounted {

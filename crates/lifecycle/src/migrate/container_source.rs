@@ -100,6 +100,7 @@ pub(super) fn look_over<'f>(
     if let Some(container) = &record.container.as_ref().map(Container::of) {
         preconditions(record)?.require(container)?;
         require_pages_left(container)?;
+        require_no_podman(container)?;
         require_own_network(container, record)?;
     }
     let (guest, container, copies) = ContainerGuest::leaving(folder, record)?;
@@ -109,6 +110,20 @@ pub(super) fn look_over<'f>(
         hot_pages: hot_pages(&folder.file(HOT_PAGES), reporter),
     };
     Ok((guest, machine, copies))
+}
+
+/// podman's database of the other host would have to know of it before it is there.
+fn require_no_podman(container: &Container) -> Result<(), Failure> {
+    if container.podman.is_none() {
+        return Ok(());
+    }
+    let what = format!(
+        "container '{}' is podman's, and those cannot be moved while they run",
+        container.id
+    );
+    Err(Failure::new(Code::Unsupported, what)
+        .state("the container was not touched")
+        .advice("save it to a store that both hosts reach: 'dewar checkpoint' and 'stop' here, 'dewar restore' there"))
 }
 
 pub(super) fn require_possible(options: &MigrateOptions) -> Result<(), Failure> {

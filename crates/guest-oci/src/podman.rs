@@ -1,0 +1,404 @@
+//! podman(1): it has containers of its own, and has a runtime run them.
+//!
+//! Such a container is saved through its runtime, as any other; podman need not know. It is brought back by podman
+//! itself, from an archive of the kind that `podman container checkpoint --export` writes, so that podman has it in its
+//! database, mounts its files and makes its network. What podman knows of a container goes into that archive too, and
+//! only podman can write it down: it is told to export a checkpoint with a runtime that does nothing. That takes
+//! some hundredths of a second, and nothing is frozen.
+//!
+//! The runtime that podman starts is a stand-in of ours, for this one command: conmon, which outlives it, must not
+//! have in its environment what CRIU shall know, nor our mark ([`crate::strays`]).
+
+use crate::error::OciError;
+use crate::folder::{images, podman_archive, podman_folder};
+use crate::podman_files::{self, SHM_FILES};
+use crate::runtime::{ContainerState, Runtime, Status, find_program, last_line, option};
+use crate::stand_in;
+use dewar_registry::Engine;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The oldest that takes settings for one command (`CONTAINERS_CONF_OVERRIDE`).
+const OLDEST: (u32, u32) = (4, 5);
+/// podman's own records in its archive.
+const CONFIG: &str = "config.dump";
+const SPEC: &str = "spec.dump";
+const NETWORK: &str = "network.status";
+
+/// A podman, and where it keeps its containers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Podman {
+    /// Its program.
+    pub program: PathBuf,
+    /// Its `--root`, where that is not its usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<PathBuf>,
+}
+
+/// What podman knows of a container, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definition {
+    /// The image that it was made from.
+    pub image: String,
+    config: Value,
+    spec: Value,
+    network: Value,
+}
+
+/// What `podman container inspect` says, as far as it is asked.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Inspected {
+    id: String,
+    state: InspectedState,
+    image_name: String,
+    rootfs: String,
+    pod: String,
+    #[serde(default)]
+    dependencies: Vec<String>,
+    #[serde(rename = "OCIRuntime")]
+    runtime: String,
+    #[serde(default, rename = "OCIConfigPath")]
+    config_path: PathBuf,
+    static_dir: PathBuf,
+    driver: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedState {
+    status: String,
+    #[serde(default)]
+    pid: i32,
+}
+
+impl Podman {
+    /// Whether a program is one, by its name.
+    pub fn is_one(program: &Path) -> bool {
+        program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("podman"))
+    }
+
+    /// The one that a guest's record names.
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self { program: engine.program.clone(), root: engine.root.clone() }
+    }
+
+    /// For a guest's record.
+    pub(crate) fn record(&self) -> Engine {
+        Engine { program: self.program.clone(), root: self.root.clone() }
+    }
+
+    /// A container, by its name or id: its runtime, and how it is.
+    ///
+    /// # Errors
+    /// Where podman knows none, or its runtime is not there.
+    pub(crate) fn find(&self, id: &str) -> Result<(Runtime, ContainerState), OciError> {
+        let known = self.inspect(id)?.ok_or_else(|| self.knows_none(id))?;
+        let name = Path::new(&known.runtime);
+        let program = find_program(name).ok_or_else(|| OciError::NoRuntime {
+            program: name.to_owned(),
+            cause: io::ErrorKind::NotFound.into(),
+        })?;
+        Ok((Runtime { program, root: None }, known.container_state()))
+    }
+
+    fn knows_none(&self, id: &str) -> OciError {
+        OciError::NoSuchContainer { program: self.program.clone(), id: id.to_owned() }
+    }
+
+    pub(crate) fn state_if_any(&self, id: &str) -> Result<Option<ContainerState>, OciError> {
+        Ok(self.inspect(id)?.as_ref().map(Inspected::container_state))
+    }
+
+    /// What keeps it from being saved or brought back.
+    ///
+    /// # Errors
+    /// Where podman does not tell.
+    pub(crate) fn missing(&self, id: &str) -> Result<Vec<String>, OciError> {
+        let mut missing: Vec<String> = self.too_old()?.into_iter().collect();
+        if let Some(known) = self.inspect(id)? {
+            missing.extend(known.missing().into_iter().map(str::to_owned));
+        }
+        Ok(missing)
+    }
+
+    /// That it can bring back a container of this image.
+    ///
+    /// # Errors
+    /// Where it cannot, or does not tell.
+    pub fn require_image(&self, id: &str, image: &str) -> Result<(), OciError> {
+        let mut missing: Vec<String> = self.too_old()?.into_iter().collect();
+        let output = self.run(&["image", "exists", image])?;
+        if !output.status.success() {
+            missing
+                .push(format!("its image {image} is not here: 'podman pull' or 'podman load' it"));
+        }
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(OciError::Unsupported { id: id.to_owned(), reasons: missing }),
+        }
+    }
+
+    fn too_old(&self) -> Result<Option<String>, OciError> {
+        let words = ["version", "--format", "{{.Client.Version}}"];
+        let output = self.run(&words)?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let mut numbers = text.split('.').map_while(|it| it.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let (major, minor) = OLDEST;
+        let old = format!("podman {text} is too old: install version {major}.{minor} or later");
+        Ok((version < OLDEST).then_some(old))
+    }
+
+    /// Sends a signal to the first process of a container.
+    ///
+    /// # Errors
+    /// Where it is not running.
+    pub(crate) fn kill(&self, id: &str, signal: &str) -> Result<(), OciError> {
+        self.require("sending a signal to", id, &["kill", "--signal", signal, "--", id])
+    }
+
+    /// Ends a container for good; podman knows it as one that has ended.
+    ///
+    /// # Errors
+    /// Where it does not end.
+    pub(crate) fn end(&self, id: &str) -> Result<(), OciError> {
+        if self.inspect(id)?.is_none() {
+            return Ok(());
+        }
+        self.require("ending", id, &["stop", "--time", "0", "--", id])
+    }
+
+    /// Removes a container, whatever state it is in. One that is not known is as good.
+    ///
+    /// # Errors
+    /// Where it is not removed.
+    pub(crate) fn remove(&self, id: &str) -> Result<(), OciError> {
+        if self.inspect(id)?.is_none() {
+            return Ok(());
+        }
+        self.require("removing", id, &["rm", "--force", "--time", "0", "--", id])
+    }
+
+    /// What it knows of a container.
+    ///
+    /// # Errors
+    /// Where it does not tell.
+    pub(crate) fn define(&self, id: &str) -> Result<Definition, OciError> {
+        let known = self.inspect(id)?.ok_or_else(|| self.knows_none(id))?;
+        let folder = tempfile::tempdir().map_err(OciError::io("make", Path::new("a folder")))?;
+        let archive = folder.path().join("export.tar");
+        let idle = find_program(Path::new("true")).unwrap_or_else(|| "/bin/true".into());
+        // It leaves a copy of /dev/shm beside its records.
+        let copy = known.static_dir.join(SHM_FILES);
+        let was_there = copy.exists();
+        let mut command = self.command();
+        set_runtime(&mut command, &known.runtime, &idle, folder.path())?;
+        command.args(["container", "checkpoint", "--leave-running", "--compress", "none"]);
+        command.args(["--ignore-rootfs", "--ignore-volumes"]).args(option("--export", &archive));
+        let output = self.output(command.arg("--").arg(id))?;
+        require(&output, "asking podman for", id)?;
+        if !was_there {
+            let _ = fs::remove_file(&copy);
+        }
+        let read = |name: &str| -> Result<Value, OciError> {
+            let mut tar = Command::new("tar");
+            tar.args(["--extract", "--to-stdout"]).args(option("--file", &archive)).arg(name);
+            let output =
+                tar.stdin(Stdio::null()).output().map_err(OciError::io("read", &archive))?;
+            serde_json::from_slice(&output.stdout).map_err(|error| OciError::Runtime {
+                operation: "asking podman for",
+                id: id.to_owned(),
+                cause: format!("its {name}: {error}"),
+            })
+        };
+        Ok(Definition {
+            image: known.image_name,
+            config: read(CONFIG)?,
+            spec: read(SPEC)?,
+            network: read(NETWORK)?,
+        })
+    }
+
+    /// The command that brings a container back from the archive of a folder. `runtime` is what would be run without
+    /// podman: its variables are for the runtime alone. It ends with the thread that starts it.
+    ///
+    /// # Errors
+    /// Where what it needs cannot be written.
+    pub(crate) fn restore_command(
+        &self,
+        runtime: &Command,
+        folder: &Path,
+    ) -> Result<Command, OciError> {
+        let inside = podman_folder(folder);
+        let stand_in = stand_in::make(&inside, runtime).map_err(OciError::io("write", &inside))?;
+        let program = Path::new(runtime.get_program());
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let podman = self.command();
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(podman.get_program());
+        command.args(podman.get_args());
+        set_runtime(&mut command, &name, &stand_in, &inside)?;
+        command
+            .args(["container", "restore", "--tcp-established", "--file-locks"])
+            .arg("--ignore-volumes")
+            .args(option("--import", &podman_archive(folder)))
+            .stdout(Stdio::null());
+        Ok(command)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        if let Some(root) = &self.root {
+            command.arg("--root").arg(root);
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn inspect(&self, id: &str) -> Result<Option<Inspected>, OciError> {
+        let operation = "asking podman for";
+        let output = self.run(&["container", "inspect", "--", id])?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
+            return match said.contains("no such container") {
+                true => Ok(None),
+                false => require(&output, operation, id).map(|()| None),
+            };
+        }
+        let found: Vec<Inspected> = serde_json::from_slice(&output.stdout).map_err(|error| {
+            OciError::Runtime { operation, id: id.to_owned(), cause: error.to_string() }
+        })?;
+        Ok(found.into_iter().next())
+    }
+
+    fn require(&self, operation: &'static str, id: &str, words: &[&str]) -> Result<(), OciError> {
+        require(&self.run(words)?, operation, id)
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Output, OciError> {
+        self.output(self.command().args(words))
+    }
+
+    fn output(&self, command: &mut Command) -> Result<Output, OciError> {
+        command
+            .output()
+            .map_err(|cause| OciError::NoRuntime { program: self.program.clone(), cause })
+    }
+}
+
+impl Definition {
+    /// Writes the archive from which podman brings the container back: CRIU's images are in the folder, and what is
+    /// brought of its files in `files`. The archive only says where they lie.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn put_together(&self, folder: &Path, files: Option<&Path>) -> Result<(), OciError> {
+        let inside = podman_folder(folder);
+        let parts = inside.join("parts");
+        fs::create_dir_all(&parts).map_err(OciError::io("create", &parts))?;
+        for (name, value) in [(CONFIG, &self.config), (SPEC, &self.spec), (NETWORK, &self.network)]
+        {
+            let path = parts.join(name);
+            fs::write(&path, value.to_string()).map_err(OciError::io("write", &path))?;
+        }
+        let link = |from: &Path, name: &str| {
+            let path = parts.join(name);
+            symlink(from, &path).map_err(OciError::io("write", &path))
+        };
+        link(&images(folder), "checkpoint")?;
+        if let Some(files) = files {
+            let unpacked = inside.join("files");
+            podman_files::unpack(files, &unpacked)?;
+            for name in podman_files::NAMES {
+                if unpacked.join(name).exists() {
+                    link(&unpacked.join(name), name)?;
+                }
+            }
+        }
+        podman_files::pack(&parts, &podman_archive(folder))
+    }
+}
+
+impl Inspected {
+    fn container_state(&self) -> ContainerState {
+        let status = match self.state.status.as_str() {
+            "running" | "stopping" => Status::Running,
+            "paused" => Status::Paused,
+            "created" | "configured" | "initialized" => Status::Created,
+            _ => Status::Stopped,
+        };
+        ContainerState {
+            id: self.id.clone(),
+            pid: self.state.pid,
+            status,
+            bundle: self.static_dir.clone(),
+        }
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        let lies_elsewhere = self.config_path != self.static_dir.join("config.json");
+        [
+            (!self.pod.is_empty(), "it is in a pod, of which only the whole can be brought back: start it without one"),
+            (
+                !self.dependencies.is_empty(),
+                "it shares namespaces of another container: start it with its own",
+            ),
+            (
+                !self.rootfs.is_empty(),
+                "it was started from a folder (--rootfs), and podman brings back only what has an image",
+            ),
+            (
+                self.driver != "overlay",
+                "podman's storage driver is not overlay: what it wrote to its files cannot be told",
+            ),
+            (
+                self.runtime.contains('/'),
+                "podman has its runtime by a path: name it in containers.conf, and start it with that name",
+            ),
+            (
+                self.state.status == "running" && lies_elsewhere,
+                "podman keeps its configuration in an unusual place",
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(is_missing, what)| is_missing.then_some(what))
+        .collect()
+    }
+}
+
+/// Has podman run another program in its runtime's place.
+///
+/// The settings are its standard input: conmon hands the variable on to the podman that it starts when the container has
+/// ended, and that has an empty one.
+fn set_runtime(
+    podman: &mut Command,
+    name: &str,
+    program: &Path,
+    folder: &Path,
+) -> Result<(), OciError> {
+    let path = folder.join("podman.conf");
+    // TOML has strings as JSON has them.
+    let text = format!(
+        "[engine.runtimes]\n{} = [{}]\n",
+        Value::from(name),
+        Value::from(program.to_string_lossy())
+    );
+    fs::write(&path, text).map_err(OciError::io("write", &path))?;
+    let settings = File::open(&path).map_err(OciError::io("open", &path))?;
+    podman.env("CONTAINERS_CONF_OVERRIDE", "/dev/stdin").stdin(settings);
+    Ok(())
+}
+
+fn require(output: &Output, operation: &'static str, id: &str) -> Result<(), OciError> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let cause = last_line(&String::from_utf8_lossy(&output.stderr));
+    Err(OciError::Runtime { operation, id: id.to_owned(), cause })
+}
