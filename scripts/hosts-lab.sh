@@ -22,7 +22,7 @@ prepare() {
     echo "hosts-lab: building the system of the hosts (Debian 13)"
     local root=$lab/root
     debian_root "$root" qemu-system-x86 qemu-utils iproute2 e2fsprogs nfs-kernel-server nfs-common \
-        openssh-server openssh-client criu libcriu2 runc crun iptables
+        openssh-server openssh-client criu libcriu2 runc crun iptables nftables podman netavark catatonit
     rm -f "$lab"/key* "$root"/etc/ssh/ssh_host_*
     ssh-keygen -q -t ed25519 -N '' -f "$lab/key"
     ssh-keygen -q -t ed25519 -N '' -f "$root/etc/ssh/ssh_host_ed25519_key"
@@ -56,7 +56,7 @@ mkdir -p /run/sshd /run/rpc_pipefs /run/lock
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 for word in $(cat /proc/cmdline); do case $word in lab.name=*) name=${word#*=} ;; lab.number=*) number=${word#*=} ;; esac; done
 hostname "host$name"
-for module in virtio_net sch_netem tun nfsv4 overlay; do modprobe $module; done
+for module in virtio_net sch_netem tun nfsv4 overlay bridge veth nf_tables; do modprobe $module; done
 ip link set lo up
 for net in 0 1; do ip link set eth$net up; ip addr add 10.9.$net.$number/24 dev eth$net; done
 if [ "$name" = s ]; then

@@ -132,6 +132,17 @@ impl Container {
         Ok((Self { runtime, id: state.id, bundle: state.bundle, podman: None }, process))
     }
 
+    /// The same, as podman has it now: it may have put it elsewhere.
+    ///
+    /// # Errors
+    /// Where podman does not tell.
+    pub fn known_now(self) -> Result<Self, OciError> {
+        match &self.podman {
+            Some(podman) => Ok(Self::find_by_podman(podman, &self.id)?.0),
+            None => Ok(self),
+        }
+    }
+
     pub(crate) fn find_by_podman(podman: &Podman, id: &str) -> Result<(Self, ProcessId), OciError> {
         let (runtime, state) = podman.find(id)?;
         let process = running(&state)?;

@@ -135,14 +135,14 @@ impl Container {
         Ok(is_known && process.is_alive())
     }
 
-    /// Has the runtime forget the container with this first process, dead or alive. Another is left alone.
+    /// Has the runtime, and podman, forget the container with this first process, dead or alive. Another is left alone.
     ///
     /// # Errors
     /// Where it does not end.
     pub fn forget(&self, process: &ProcessId) -> Result<(), OciError> {
-        match self.runtime.state_if_any(&self.id)? {
+        match self.state_if_any()? {
             Some(state) if state.pid == process.pid || state.status == Status::Stopped => {
-                self.runtime.delete(&self.id)
+                self.delete()
             }
             _ => Ok(()),
         }

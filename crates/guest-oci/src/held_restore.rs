@@ -5,8 +5,9 @@ use crate::dump::failure;
 use crate::error::OciError;
 use crate::folder::{held_process, held_socket, prepared_network, unwanted};
 use crate::network::{self, Network, Openings};
+use crate::podman::Podman;
 use crate::relay::{GO, put_before_criu};
-use crate::restore::{RestoreOptions, restore_command, restored_process};
+use crate::restore::{RestoreOptions, restored_process, runtime_command, started};
 use crate::runtime::{Status, find_program};
 use dewar_kernel::{Pid, ProcessHandle, detach};
 use dewar_registry::ProcessId;
@@ -41,19 +42,20 @@ impl HeldRestore {
     /// Where it cannot be restored; there is no container then.
     pub fn begin(container: &Container, options: &RestoreOptions) -> Result<Self, OciError> {
         let folder = &options.folder;
-        if let Some(network) = Network::named(&container.config()?) {
+        if let Some(network) = own_network(container)? {
             let path = prepared_network(folder);
             let openings = network.openings()?;
             let text = serde_json::to_vec(&openings).map_err(io::Error::from);
             text.and_then(|text| fs::write(&path, text)).map_err(OciError::io("write", &path))?;
             network.prepare(&openings)?;
         }
-        let mut command = restore_command(container, options)?;
+        let mut runtime = runtime_command(container, options)?;
         let criu = find_program(Path::new("criu")).ok_or_else(|| OciError::NoRuntime {
             program: "criu".into(),
             cause: io::ErrorKind::NotFound.into(),
         })?;
-        put_before_criu(&mut command, &criu, folder).map_err(OciError::io("prepare", folder))?;
+        put_before_criu(&mut runtime, &criu, folder).map_err(OciError::io("prepare", folder))?;
+        let mut command = started(container, runtime, options)?;
         let mut runtime = detach(&mut command).spawn().map_err(|cause| OciError::NoRuntime {
             program: container.runtime.program.clone(),
             cause,
@@ -91,7 +93,7 @@ impl HeldRestore {
     /// Where it does not come to run.
     pub fn run(self) -> Result<(), OciError> {
         let folder = &self.options.folder;
-        let named = Network::named(&self.container.config()?);
+        let named = own_network(&self.container)?;
         if let Some(network) = &named {
             // CRIU's own rules keep packets out until the connections are as they were.
             network.take_over()?;
@@ -140,9 +142,15 @@ fn wait_until_done(
 ) -> Result<(), OciError> {
     let folder = &options.folder;
     let deadline = Instant::now() + RUNS_WITHIN;
-    let is_done = || restored_process(folder) == Some(process.pid) && runs(container, process);
+    // podman is the last to know.
+    let is_known = || match &container.podman {
+        Some(podman) => podman.knows_running(&container.id, process.pid),
+        None => restored_process(folder) == Some(process.pid),
+    };
+    let is_done = || runs(container, process) && is_known();
     while !is_done() {
-        let is_over = !options.strays.any() && !is_done();
+        let is_at_work = options.strays.any() || Podman::is_restoring(folder);
+        let is_over = !is_at_work && !is_done();
         if is_over || Instant::now() > deadline {
             return Err(failure(container, folder, "restore.log", "restoring"));
         }
@@ -158,6 +166,14 @@ fn open(container: &Container, process: &ProcessId, is_open: bool) -> Result<(),
     match is_open {
         true => Ok(()),
         false => Network::of(process.pid).take_over(),
+    }
+}
+
+/// The network that was there before the container. podman makes one for it.
+fn own_network(container: &Container) -> Result<Option<Network>, OciError> {
+    match container.podman {
+        Some(_) => Ok(None),
+        None => Ok(Network::named(&container.config()?)),
     }
 }
 
@@ -181,6 +197,7 @@ fn first_process(folder: &Path) -> Option<ProcessId> {
 pub fn discard(container: &Container, options: &RestoreOptions) -> bool {
     let folder = &options.folder;
     let _ = fs::write(unwanted(folder), "");
+    Podman::end_restores(folder);
     let end = || {
         if let Ok(mut socket) = UnixStream::connect(held_socket(folder)) {
             let _ = socket.write_all(b"end\n");
@@ -203,6 +220,10 @@ pub fn discard(container: &Container, options: &RestoreOptions) -> bool {
     if let Some(process) = process {
         let _ = container.forget(&process);
     }
+    if let Some(podman) = &container.podman {
+        // It may have come to know it, and not its process.
+        let _ = podman.remove_if_ended(&container.id);
+    }
     put_network_off(container, folder);
     are_gone && !process.is_some_and(|it| it.is_alive())
 }
@@ -216,7 +237,7 @@ fn unheld_process(container: &Container, folder: &Path) -> Option<ProcessId> {
 fn put_network_off(container: &Container, folder: &Path) {
     let before = fs::read(prepared_network(folder)).ok();
     let before = before.and_then(|it| serde_json::from_slice::<Openings>(&it).ok());
-    let network = container.config().ok().and_then(|it| Network::named(&it));
+    let network = own_network(container).ok().flatten();
     if let (Some(before), Some(network)) = (before, network) {
         network.put_off(&before);
     }

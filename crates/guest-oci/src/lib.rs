@@ -39,6 +39,7 @@ mod overlay;
 mod pages;
 mod podman;
 mod podman_files;
+mod podman_inspect;
 mod preconditions;
 mod precopy;
 mod processes;

@@ -12,16 +12,21 @@
 use crate::error::OciError;
 use crate::folder::{images, podman_archive, podman_folder};
 use crate::podman_files::{self, SHM_FILES};
+use crate::podman_inspect::Inspected;
 use crate::runtime::{ContainerState, Runtime, Status, find_program, last_line, option};
 use crate::stand_in;
+use dewar_kernel::{Pid, ProcessHandle};
 use dewar_registry::Engine;
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The oldest that takes settings for one command (`CONTAINERS_CONF_OVERRIDE`).
 const OLDEST: (u32, u32) = (4, 5);
@@ -29,6 +34,9 @@ const OLDEST: (u32, u32) = (4, 5);
 const CONFIG: &str = "config.dump";
 const SPEC: &str = "spec.dump";
 const NETWORK: &str = "network.status";
+/// How long a killed one may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A podman, and where it keeps its containers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,38 +51,11 @@ pub struct Podman {
 /// What podman knows of a container, in its own words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definition {
-    /// The image that it was made from.
+    /// The name of the image that it was made from.
     pub image: String,
     config: Value,
     spec: Value,
     network: Value,
-}
-
-/// What `podman container inspect` says, as far as it is asked.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub(crate) struct Inspected {
-    id: String,
-    state: InspectedState,
-    image_name: String,
-    rootfs: String,
-    pod: String,
-    #[serde(default)]
-    dependencies: Vec<String>,
-    #[serde(rename = "OCIRuntime")]
-    runtime: String,
-    #[serde(default, rename = "OCIConfigPath")]
-    config_path: PathBuf,
-    static_dir: PathBuf,
-    driver: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct InspectedState {
-    status: String,
-    #[serde(default)]
-    pid: i32,
 }
 
 impl Podman {
@@ -104,7 +85,7 @@ impl Podman {
             program: name.to_owned(),
             cause: io::ErrorKind::NotFound.into(),
         })?;
-        Ok((Runtime { program, root: None }, known.container_state()))
+        Ok((Runtime { program, root: None }, known.state()))
     }
 
     fn knows_none(&self, id: &str) -> OciError {
@@ -112,7 +93,7 @@ impl Podman {
     }
 
     pub(crate) fn state_if_any(&self, id: &str) -> Result<Option<ContainerState>, OciError> {
-        Ok(self.inspect(id)?.as_ref().map(Inspected::container_state))
+        Ok(self.inspect(id)?.as_ref().map(Inspected::state))
     }
 
     /// What keeps it from being saved or brought back.
@@ -127,16 +108,42 @@ impl Podman {
         Ok(missing)
     }
 
-    /// That it can bring back a container of this image.
+    /// The policy by which it starts a container again that has ended, where there is one.
+    ///
+    /// # Errors
+    /// Where it does not tell.
+    pub fn restart_policy(&self, id: &str) -> Result<Option<String>, OciError> {
+        Ok(self.inspect(id)?.and_then(Inspected::restart_policy))
+    }
+
+    /// That it can bring back a container, whose folder was this one.
     ///
     /// # Errors
     /// Where it cannot, or does not tell.
-    pub fn require_image(&self, id: &str, image: &str) -> Result<(), OciError> {
+    pub fn require_ready(
+        &self,
+        id: &str,
+        definition: &Definition,
+        bundle: &Path,
+    ) -> Result<(), OciError> {
         let mut missing: Vec<String> = self.too_old()?.into_iter().collect();
-        let output = self.run(&["image", "exists", image])?;
-        if !output.status.success() {
-            missing
-                .push(format!("its image {image} is not here: 'podman pull' or 'podman load' it"));
+        let output = self.run(&["info", "--format", "{{.Store.GraphRoot}}"])?;
+        require(&output, "asking podman for", id)?;
+        let root = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        if !bundle.starts_with(&root) {
+            let (root, bundle) = (root.display(), bundle.display());
+            missing.push(format!(
+                "podman keeps its containers in {root}, and it was in {bundle}: name that by --root"
+            ));
+        }
+        // By its id: the name may be another's here.
+        let image = definition.config["rootfsImageID"].as_str().unwrap_or(&definition.image);
+        if !self.run(&["image", "exists", image])?.status.success() {
+            let (name, short) = (&definition.image, image.get(..12).unwrap_or(image));
+            missing.push(format!(
+                "its image {name} ({short}) is not here: 'podman pull' it, or 'podman save' it there and 'podman load' \
+                 it here"
+            ));
         }
         match missing.is_empty() {
             true => Ok(()),
@@ -226,7 +233,7 @@ impl Podman {
     }
 
     /// The command that brings a container back from the archive of a folder. `runtime` is what would be run without
-    /// podman: its variables are for the runtime alone. It ends with the thread that starts it.
+    /// podman: its variables are for the runtime alone. Should we be killed, [`Podman::end_restores`] finds it.
     ///
     /// # Errors
     /// Where what it needs cannot be written.
@@ -239,17 +246,45 @@ impl Podman {
         let stand_in = stand_in::make(&inside, runtime).map_err(OciError::io("write", &inside))?;
         let program = Path::new(runtime.get_program());
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        let podman = self.command();
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(podman.get_program());
-        command.args(podman.get_args());
+        let mut command = self.command();
         set_runtime(&mut command, &name, &stand_in, &inside)?;
         command
             .args(["container", "restore", "--tcp-established", "--file-locks"])
             .arg("--ignore-volumes")
-            .args(option("--import", &podman_archive(folder)))
-            .stdout(Stdio::null());
+            .args(option("--import", &podman_archive(folder)));
         Ok(command)
+    }
+
+    /// Whether some podman is bringing a container back from a folder.
+    pub(crate) fn is_restoring(folder: &Path) -> bool {
+        !restoring(folder).is_empty()
+    }
+
+    /// Kills those that are. What they have started goes on.
+    pub fn end_restores(folder: &Path) {
+        let found = restoring(folder);
+        found.iter().for_each(|process| drop(process.kill()));
+        let began = Instant::now();
+        while Self::is_restoring(folder) && began.elapsed() < GONE_WITHIN {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Whether it knows a container as one that runs, with this first process.
+    pub(crate) fn knows_running(&self, id: &str, pid: i32) -> bool {
+        let state = self.state_if_any(id).ok().flatten();
+        state.is_some_and(|it| it.status == Status::Running && it.pid == pid)
+    }
+
+    /// Removes a container that does not run.
+    ///
+    /// # Errors
+    /// Where it is not removed.
+    pub(crate) fn remove_if_ended(&self, id: &str) -> Result<(), OciError> {
+        match self.state_if_any(id)? {
+            Some(state) if state.status != Status::Running => self.remove(id),
+            _ => Ok(()),
+        }
     }
 
     fn command(&self) -> Command {
@@ -325,53 +360,6 @@ impl Definition {
     }
 }
 
-impl Inspected {
-    fn container_state(&self) -> ContainerState {
-        let status = match self.state.status.as_str() {
-            "running" | "stopping" => Status::Running,
-            "paused" => Status::Paused,
-            "created" | "configured" | "initialized" => Status::Created,
-            _ => Status::Stopped,
-        };
-        ContainerState {
-            id: self.id.clone(),
-            pid: self.state.pid,
-            status,
-            bundle: self.static_dir.clone(),
-        }
-    }
-
-    fn missing(&self) -> Vec<&'static str> {
-        let lies_elsewhere = self.config_path != self.static_dir.join("config.json");
-        [
-            (!self.pod.is_empty(), "it is in a pod, of which only the whole can be brought back: start it without one"),
-            (
-                !self.dependencies.is_empty(),
-                "it shares namespaces of another container: start it with its own",
-            ),
-            (
-                !self.rootfs.is_empty(),
-                "it was started from a folder (--rootfs), and podman brings back only what has an image",
-            ),
-            (
-                self.driver != "overlay",
-                "podman's storage driver is not overlay: what it wrote to its files cannot be told",
-            ),
-            (
-                self.runtime.contains('/'),
-                "podman has its runtime by a path: name it in containers.conf, and start it with that name",
-            ),
-            (
-                self.state.status == "running" && lies_elsewhere,
-                "podman keeps its configuration in an unusual place",
-            ),
-        ]
-        .into_iter()
-        .filter_map(|(is_missing, what)| is_missing.then_some(what))
-        .collect()
-    }
-}
-
 /// Has podman run another program in its runtime's place.
 ///
 /// The settings are its standard input: conmon hands the variable on to the podman that it starts when the container has
@@ -391,8 +379,25 @@ fn set_runtime(
     );
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
     let settings = File::open(&path).map_err(OciError::io("open", &path))?;
-    podman.env("CONTAINERS_CONF_OVERRIDE", "/dev/stdin").stdin(settings);
+    podman.env("CONTAINERS_CONF_OVERRIDE", "/proc/self/fd/0").stdin(settings);
     Ok(())
+}
+
+/// The podmans that bring a container back from a folder, by the archive that they were told.
+fn restoring(folder: &Path) -> Vec<ProcessHandle> {
+    let archive = podman_archive(folder);
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
+    pids.filter_map(|pid| {
+        // Opened first: the number may be another's a moment later.
+        let process = ProcessHandle::open(Pid(pid)).ok()?;
+        let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut words = words.split(|byte| *byte == 0);
+        let is_it = words.any(|word| word == archive.as_os_str().as_bytes());
+        (is_it && owner == geteuid().as_raw()).then_some(process)
+    })
+    .collect()
 }
 
 fn require(output: &Output, operation: &'static str, id: &str) -> Result<(), OciError> {

@@ -34,7 +34,7 @@ pub fn restore(
     container: &Container,
     options: &RestoreOptions,
 ) -> Result<(Container, ProcessId), OciError> {
-    let mut command = restore_command(container, options)?;
+    let mut command = started(container, runtime_command(container, options)?, options)?;
     let status = command.status().map_err(|cause| OciError::NoRuntime {
         program: container.runtime.program.clone(),
         cause,
@@ -58,8 +58,25 @@ pub fn restore(
     Ok((container, process))
 }
 
+/// The command that starts the runtime's: podman does, or nobody has to.
+pub(crate) fn started(
+    container: &Container,
+    runtime: Command,
+    options: &RestoreOptions,
+) -> Result<Command, OciError> {
+    let RestoreOptions { folder, .. } = options;
+    let log = runtime_log(folder);
+    let said = File::create(&log).map_err(OciError::io("create", &log))?;
+    let mut command = match &container.podman {
+        Some(podman) => podman.restore_command(&runtime, folder)?,
+        None => runtime,
+    };
+    command.stdout(Stdio::null()).stderr(said);
+    Ok(command)
+}
+
 /// The runtime's command for it.
-pub(crate) fn restore_command(
+pub(crate) fn runtime_command(
     container: &Container,
     options: &RestoreOptions,
 ) -> Result<Command, OciError> {
@@ -71,25 +88,13 @@ pub(crate) fn restore_command(
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
     let work = work(folder);
     fs::create_dir_all(&work).map_err(OciError::io("create", &work))?;
-    let log = runtime_log(folder);
-    let said = File::create(&log).map_err(OciError::io("create", &log))?;
-    if let Some(podman) = &container.podman {
-        let mut runtime = Command::new(&container.runtime.program);
-        runtime.env("CRIU_CONFIG_FILE", &path);
-        strays.mark(&mut runtime);
-        let mut command = podman.restore_command(&runtime, folder)?;
-        command.stderr(said);
-        return Ok(command);
-    }
     let mut command = container.runtime.command("restore");
     command
         .args(["--detach", "--file-locks", "--ext-unix-sk", "--tcp-established"])
         .args(option("--image-path", &images(folder)))
         .args(option("--work-path", &work))
         .args(option("--bundle", &container.bundle))
-        .env("CRIU_CONFIG_FILE", &path)
-        .stdout(Stdio::null())
-        .stderr(said);
+        .env("CRIU_CONFIG_FILE", &path);
     command.args(option("--pid-file", &pid_file(folder)));
     strays.mark(&mut command);
     command.arg("--").arg(&container.id);

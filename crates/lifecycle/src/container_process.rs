@@ -6,7 +6,8 @@
 use crate::failure::{Code, Failure};
 use crate::ram_dir::ram_dir;
 use dewar_guest_oci::{
-    Container, ContainerState, OciError, Overlay, Status, Strays, restored_process, unmount_from,
+    Container, ContainerState, OciError, Overlay, Podman, Status, Strays, restored_process,
+    unmount_from,
 };
 use dewar_registry::{GuestFolder, GuestRecord, Phase, ProcessId};
 use std::fs::{self, DirBuilder};
@@ -68,6 +69,7 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
     let Some(known) = &record.container else { return Ok(false) };
     if record.phase == Phase::Restoring {
         // The runtime may still be at work: what it makes is known when it has ended.
+        Podman::end_restores(&images_folder(folder));
         require_gone(strays(folder).end_all())?;
         let container = Container::of(known);
         let state = container.state_if_any()?;

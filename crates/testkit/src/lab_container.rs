@@ -79,6 +79,36 @@ impl<'h> LabContainer<'h> {
         Self { host, runtime }
     }
 
+    /// Starts and adopts one of podman's, from an image that the host is given.
+    ///
+    /// # Panics
+    /// Where it does not start.
+    pub fn start_by_podman(host: &'h LabHost) -> Self {
+        let c = Self::place_for_podman(host);
+        host.run(
+            "podman run --detach --runtime runc --name c --volume /root/b/volume:/pipes localhost/guest:1 \
+             /bin/dewar-guest serve /pipes/commands /pipes/answers </dev/null >/dev/null && \
+             dewar adopt c --container c --runtime podman",
+        )
+        .done();
+        c
+    }
+
+    /// What one of podman's that comes needs on its host.
+    ///
+    /// # Panics
+    /// Where it cannot be made.
+    pub fn place_for_podman(host: &'h LabHost) -> Self {
+        let c = Self::place(host, "podman", false, "");
+        // One image for all hosts: made once, it has one id.
+        host.run(
+            "cd /mnt/disks && { [ -e guest.tar ] || { tar -C /root/b/lower -c . | podman import - localhost/guest:1 && \
+             podman save --output guest.tar localhost/guest:1; }; } >/dev/null && podman load --input guest.tar",
+        )
+        .done();
+        c
+    }
+
     /// What its program answers.
     ///
     /// # Panics
@@ -114,9 +144,14 @@ impl<'h> LabContainer<'h> {
 
 impl Drop for LabContainer<'_> {
     fn drop(&mut self) {
+        let forget = match self.runtime {
+            "podman" => {
+                "podman rm --force --time 0 c; podman rmi --force localhost/guest:1".to_owned()
+            }
+            runtime => format!("{runtime} delete --force c"),
+        };
         self.host.run(&format!(
-            "dewar rm --force c; {} delete --force c; umount /root/b/rootfs; rm -rf /root/b /var/lib/dewar/store",
-            self.runtime
+            "dewar rm --force c; {forget}; umount /root/b/rootfs; rm -rf /root/b /var/lib/dewar/store",
         ));
     }
 }

@@ -103,6 +103,7 @@ impl Podman {
     /// Where it does not start.
     pub fn start(&self, name: &str, options: &[&str]) -> Result<PodmanContainer> {
         let pipes = self.folder.join(format!("pipes-{name}"));
+        let _ = fs::remove_dir_all(&pipes);
         fs::create_dir(&pipes)?;
         Pipes::make(&pipes)?;
         let opened = Pipes::open(&pipes)?;

@@ -185,11 +185,16 @@ fn what_podman_cannot_bring_back_is_told_before() {
     let _other = c.podman.start("second", &shared).expect("container");
     c.adopt("d", "second").failed(4, &["shares namespaces of another container"]);
     c.podman.run(&["rm", "--force", "--time", "0", "second"]).expect("rm");
+    let again = ["--network", "none", "--restart", "always"];
+    let _other = c.podman.start("second", &again).expect("container");
+    c.adopt("d", "second").done();
+    c.dewar(&["migrate", "d", "--dry-run", "nowhere"]).failed(4, &["restart policy is 'always'"]);
+    c.dewar(&["rm", "d"]).done();
+    c.podman.run(&["rm", "--force", "--time", "0", "second"]).expect("rm");
     c.ask("check 100 2 none");
-    c.dewar(&["migrate", "c", "--dry-run", "nowhere"]).failed(4, &["podman"]);
     c.dewar(&["checkpoint", "c"]).done();
     c.dewar(&["stop", "c", "--now"]).done();
     c.podman.run(&["rm", "web"]).expect("rm");
     c.podman.run(&["rmi", "localhost/dewar-guest:1"]).expect("rmi");
-    c.dewar(&["restore", "c"]).failed(4, &["localhost/dewar-guest:1", "podman pull"]);
+    c.dewar(&["restore", "c"]).failed(4, &["localhost/dewar-guest:1", "podman load"]);
 }

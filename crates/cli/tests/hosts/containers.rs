@@ -65,6 +65,55 @@ fn one_moves_there_and_back() {
     assert_eq!(states(), ["-", "running"]);
 }
 
+/// podman knows it on the host where it is, and on no other.
+#[test]
+fn one_of_podman_moves_there_and_back() {
+    let two = TwoHosts::new();
+    let a = LabContainer::start_by_podman(two.a);
+    let b = LabContainer::place_for_podman(two.b);
+    let states = || [two.a, two.b].map(|host| host.state("c"));
+    let known = || {
+        let list = "podman ps --all --format '{{.Names}} {{.State}}'";
+        [two.a, two.b].map(|host| host.run(list).done().stdout.trim().to_owned())
+    };
+    a.ask("fill 16 noise");
+    a.ask("check 300 2 none");
+    a.ask("append /log one");
+    a.ask("append /dev/shm/log one");
+    for round in 1..=2 {
+        let moved = two.a.run("dewar --json migrate c hostb --max-downtime 5s").done();
+        println!("there: {}", moved.stdout.trim());
+        b.is_well();
+        assert_eq!(states(), ["-", "running"]);
+        assert_eq!(known(), ["", "c running"]);
+        b.ask(&format!("append /log b{round}"));
+        let moved = two.b.run("dewar --json migrate c hosta --max-downtime 5s").done();
+        println!("back: {}", moved.stdout.trim());
+        a.is_well();
+        assert_eq!(known(), ["c running", ""]);
+    }
+    assert_eq!(a.ask("show /log"), "one;b1;b2");
+    assert_eq!(a.ask("show /dev/shm/log"), "one");
+    // Not moved, and nothing of it is left there.
+    two.a.run("DEWAR_TEST_SIGNAL=sent:kill dewar migrate c hostb --max-downtime 5s");
+    a.is_well();
+    two.b.run("dewar ps").done();
+    assert_eq!(states(), ["running", "-"]);
+    assert_eq!(known(), ["c running", ""]);
+    // Given away, and all that gave it away is dead.
+    two.a.run(
+        "DEWAR_TEST_SIGNAL=given:kill dewar migrate c hostb --max-downtime 5s; pkill -KILL criu",
+    );
+    assert_eq!(states(), ["given away", "arriving"]);
+    two.a.run("dewar migrate c --resume").done();
+    b.is_well();
+    assert_eq!(states(), ["-", "running"]);
+    assert_eq!(known(), ["", "c running"]);
+    b.dewar("checkpoint c");
+    b.dewar("restore c --replace");
+    b.is_well();
+}
+
 #[test]
 fn one_of_crun_comes_back() {
     let one = OneHost::new();

@@ -38,18 +38,9 @@ pub(crate) fn require_place(
     description.require_processor()?;
     require_no_other(host, name, &container)?;
     clear_container(&container, None, false)?;
-    require_same_config(&container, &description.config)?;
-    let rootfs = container.rootfs(&description.config);
-    if !rootfs.is_dir() {
-        return Err(missing("its root file system", &rootfs.display().to_string()));
-    }
-    if let Some(network) = Network::named(&description.config) {
-        let others = network.users();
-        if !others.is_empty() {
-            let what =
-                format!("its network namespace is in use on this host: {}", programs(&others));
-            return Err(Failure::new(Code::Unsupported, what));
-        }
+    if description.podman.is_none() {
+        // podman makes these anew.
+        require_same_places(&container, &description.config)?;
     }
     // CRIU copies the pages once more.
     let needed = memory_bytes.saturating_mul(2);
@@ -62,6 +53,25 @@ pub(crate) fn require_place(
                 ByteSize(needed),
                 ByteSize(room)
             );
+            Err(Failure::new(Code::Unsupported, what))
+        }
+    }
+}
+
+/// That the bundle, the root file system and the network are here, as they are at the other host.
+fn require_same_places(container: &Container, config: &Value) -> Result<(), Failure> {
+    require_same_config(container, config)?;
+    let rootfs = container.rootfs(config);
+    if !rootfs.is_dir() {
+        return Err(missing("its root file system", &rootfs.display().to_string()));
+    }
+    let Some(network) = Network::named(config) else { return Ok(()) };
+    let others = network.users();
+    match others.is_empty() {
+        true => Ok(()),
+        false => {
+            let others = programs(&others);
+            let what = format!("its network namespace is in use on this host: {others}");
             Err(Failure::new(Code::Unsupported, what))
         }
     }
@@ -155,13 +165,16 @@ pub(crate) fn load(
     index.unpack(&images)?;
     let container = description.container();
     let root_files = images.join(ROOT_FILES);
-    if let Some(overlay) = description.overlay.as_ref().filter(|_| root_files.exists()) {
+    if let Some(definition) = &description.definition {
+        definition.put_together(&images, root_files.exists().then_some(&root_files))?;
+        let _ = fs::remove_file(&root_files);
+    } else if let Some(overlay) = description.overlay.as_ref().filter(|_| root_files.exists()) {
         let rootfs = container.rootfs(&description.config);
         RestoredRoot::mount_archive(&root_files, overlay, rootfs, folder)?.keep();
         fs::remove_file(&root_files).map_err(failed)?;
     }
-    // In the host's own network there is no address that has come along.
-    let connections = has_own_network(&description.config);
+    // In the host's own network, and in one that podman makes, there is no address that has come along.
+    let connections = description.podman.is_none() && has_own_network(&description.config);
     let options = RestoreOptions { connections, ..options(folder) };
     Ok(HeldRestore::begin(&container, &options)?.process())
 }
@@ -182,7 +195,8 @@ pub(crate) fn run(folder: &GuestFolder, record: &GuestRecord) -> Result<GuestRec
         // A command that was killed has said the word.
         None => finish(&container, &options, &record.process)?,
     }
-    let record = GuestRecord { phase: Phase::Running, ..record.clone() };
+    let container = Some(container.known_now()?.record());
+    let record = GuestRecord { phase: Phase::Running, container, ..record.clone() };
     folder.set_record(&record)?;
     let _ = remove_folder(&options.folder);
     Ok(record)

@@ -136,7 +136,7 @@ pub(super) fn require_host(description: &Description) -> Result<(), Failure> {
     let container = description.container();
     Preconditions::of_host().require(&container)?;
     if let (Some(podman), Some(definition)) = (&description.podman, &description.definition) {
-        return Ok(podman.require_image(&container.id, &definition.image)?);
+        return Ok(podman.require_ready(&container.id, definition, &container.bundle)?);
     }
     let config = container.config_file();
     if !config.exists() {

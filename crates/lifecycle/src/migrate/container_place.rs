@@ -143,7 +143,8 @@ fn make(
         })?;
     }
     // Beside its memory: both wait for what is far away.
-    let warming = match offer.trial {
+    // What podman mounts for it is not there yet.
+    let warming = match offer.trial || description.podman.is_some() {
         true => None,
         false => Warming::start(&description.container(), known, reporter),
     };

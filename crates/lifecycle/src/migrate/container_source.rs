@@ -100,7 +100,7 @@ pub(super) fn look_over<'f>(
     if let Some(container) = &record.container.as_ref().map(Container::of) {
         preconditions(record)?.require(container)?;
         require_pages_left(container)?;
-        require_no_podman(container)?;
+        require_no_restart(container)?;
         require_own_network(container, record)?;
     }
     let (guest, container, copies) = ContainerGuest::leaving(folder, record)?;
@@ -112,18 +112,14 @@ pub(super) fn look_over<'f>(
     Ok((guest, machine, copies))
 }
 
-/// podman's database of the other host would have to know of it before it is there.
-fn require_no_podman(container: &Container) -> Result<(), Failure> {
-    if container.podman.is_none() {
-        return Ok(());
-    }
+/// That podman would not start it again when it has ended here.
+fn require_no_restart(container: &Container) -> Result<(), Failure> {
+    let Some(podman) = &container.podman else { return Ok(()) };
+    let Some(policy) = podman.restart_policy(&container.id)? else { return Ok(()) };
     let what = format!(
-        "container '{}' is podman's, and those cannot be moved while they run",
-        container.id
+        "podman would start it again here when it has gone: its restart policy is '{policy}'"
     );
-    Err(Failure::new(Code::Unsupported, what)
-        .state("the container was not touched")
-        .advice("save it to a store that both hosts reach: 'dewar checkpoint' and 'stop' here, 'dewar restore' there"))
+    Err(Failure::new(Code::Unsupported, what).advice("'podman update --restart no' changes that"))
 }
 
 pub(super) fn require_possible(options: &MigrateOptions) -> Result<(), Failure> {
