@@ -110,7 +110,7 @@ bench-codecs: setup
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-codecs $(BENCH_OUT)/codecs.json $(BENCH_ARGS)
 
-bench-containers: setup guest criu
+bench-containers: setup guest criu podman
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-containers target/release/dewar $(BENCH_OUT)/containers.json $(BENCH_ARGS)
