@@ -155,10 +155,15 @@ impl Container {
     /// # Errors
     /// Where it does not tell.
     pub fn state_if_any(&self) -> Result<Option<ContainerState>, OciError> {
-        match &self.podman {
-            Some(podman) => podman.state_if_any(&self.id),
-            None => self.runtime.state_if_any(&self.id),
+        let Some(podman) = &self.podman else { return self.runtime.state_if_any(&self.id) };
+        let known = podman.state_if_any(&self.id)?;
+        if known.as_ref().is_some_and(|it| it.status == Status::Running) {
+            // Whether its control group is frozen podman does not ask.
+            let of_runtime =
+                self.runtime.state_if_any(&self.id)?.filter(|it| it.status == Status::Paused);
+            return Ok(of_runtime.or(known));
         }
+        Ok(known)
     }
 
     /// Ends it, whatever state it is in. The runtime forgets it; podman knows it as one that has ended.

@@ -67,9 +67,10 @@ impl HeldRestore {
                 return Ok(held);
             }
             if !matches!(runtime.try_wait(), Ok(None)) || Instant::now() > deadline {
+                let error = failure(container, folder, "restore.log", "restoring");
                 discard(container, options);
                 let _ = runtime.wait();
-                return Err(failure(container, folder, "restore.log", "restoring"));
+                return Err(error);
             }
             std::thread::sleep(LOOK);
         }
@@ -77,7 +78,9 @@ impl HeldRestore {
 
     /// The one that waits in a folder.
     pub fn find(container: &Container, options: &RestoreOptions) -> Option<Self> {
-        UnixStream::connect(held_socket(&options.folder)).ok()?;
+        if !waits(container, options) {
+            return None;
+        }
         let process = first_process(&options.folder)?;
         Some(Self { container: container.clone(), options: options.clone(), process })
     }
@@ -117,8 +120,14 @@ pub fn lives(container: &Container, options: &RestoreOptions) -> bool {
     let Some(process) = first_process(&options.folder).filter(ProcessId::is_alive) else {
         return false;
     };
-    let waits = UnixStream::connect(held_socket(&options.folder)).is_ok();
-    waits || runs(container, &process)
+    waits(container, options) || runs(container, &process)
+}
+
+/// Whether a container waits for the word, and all who must be there when it hears it: podman gives up after four
+/// minutes (its `ContainerCreateTimeout`), and takes down the network and the files.
+fn waits(container: &Container, options: &RestoreOptions) -> bool {
+    let has_podman = container.podman.is_none() || Podman::is_restoring(&options.folder);
+    has_podman && UnixStream::connect(held_socket(&options.folder)).is_ok()
 }
 
 /// Finishes what is left to do for a container that has heard the word.

@@ -40,6 +40,7 @@ mod pages;
 mod podman;
 mod podman_files;
 mod podman_inspect;
+mod podman_restores;
 mod preconditions;
 mod precopy;
 mod processes;

@@ -15,18 +15,14 @@ use crate::podman_files::{self, SHM_FILES};
 use crate::podman_inspect::Inspected;
 use crate::runtime::{ContainerState, Runtime, Status, find_program, last_line, option};
 use crate::stand_in;
-use dewar_kernel::{Pid, ProcessHandle};
 use dewar_registry::Engine;
-use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 /// The oldest that takes settings for one command (`CONTAINERS_CONF_OVERRIDE`).
 const OLDEST: (u32, u32) = (4, 5);
@@ -34,9 +30,6 @@ const OLDEST: (u32, u32) = (4, 5);
 const CONFIG: &str = "config.dump";
 const SPEC: &str = "spec.dump";
 const NETWORK: &str = "network.status";
-/// How long a killed one may take to be gone.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(5);
 
 /// A podman, and where it keeps its containers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +101,7 @@ impl Podman {
         Ok(missing)
     }
 
-    /// The policy by which it starts a container again that has ended, where there is one.
+    /// The policy by which it starts a container again that has ended or does not answer, where there is one.
     ///
     /// # Errors
     /// Where it does not tell.
@@ -136,19 +129,37 @@ impl Podman {
                 "podman keeps its containers in {root}, and it was in {bundle}: name that by --root"
             ));
         }
-        // By its id: the name may be another's here.
-        let image = definition.config["rootfsImageID"].as_str().unwrap_or(&definition.image);
-        if !self.run(&["image", "exists", image])?.status.success() {
-            let (name, short) = (&definition.image, image.get(..12).unwrap_or(image));
-            missing.push(format!(
-                "its image {name} ({short}) is not here: 'podman pull' it, or 'podman save' it there and 'podman load' \
-                 it here"
-            ));
+        missing.extend(self.missing_image(definition)?);
+        for name in definition.volumes() {
+            if !self.run(&["volume", "exists", "--", name])?.status.success() {
+                missing
+                    .push(format!("its volume {name} is not here: podman would make an empty one"));
+            }
+        }
+        let name = definition.config["name"].as_str().unwrap_or_default();
+        if self.inspect(name)?.is_some_and(|it| it.state().id != id) {
+            missing.push(format!("another container here has its name, {name}"));
         }
         match missing.is_empty() {
             true => Ok(()),
             false => Err(OciError::Unsupported { id: id.to_owned(), reasons: missing }),
         }
+    }
+
+    /// By its id, which podman makes the container from, and by its name: podman would pull what it has not by that.
+    fn missing_image(&self, definition: &Definition) -> Result<Option<String>, OciError> {
+        let (name, config) = (&definition.image, &definition.config);
+        let id = config["rootfsImageID"].as_str().unwrap_or(name);
+        let is_here =
+            |image: &str| Ok(self.run(&["image", "exists", "--", image])?.status.success());
+        if is_here(id)? && is_here(name)? {
+            return Ok(None);
+        }
+        let id = id.get(..12).unwrap_or(id);
+        Ok(Some(format!(
+            "its image {name} ({id}) is not here by both its id and its name: 'podman save' it where it is, and \
+             'podman load' it here"
+        )))
     }
 
     fn too_old(&self) -> Result<Option<String>, OciError> {
@@ -175,8 +186,11 @@ impl Podman {
     /// # Errors
     /// Where it does not end.
     pub(crate) fn end(&self, id: &str) -> Result<(), OciError> {
-        if self.inspect(id)?.is_none() {
-            return Ok(());
+        match self.inspect(id)?.map(|it| it.state().status) {
+            None => return Ok(()),
+            // It does not stop one that is frozen.
+            Some(Status::Paused) => self.require("ending", id, &["unpause", "--", id])?,
+            Some(_) => {}
         }
         self.require("ending", id, &["stop", "--time", "0", "--", id])
     }
@@ -186,10 +200,8 @@ impl Podman {
     /// # Errors
     /// Where it is not removed.
     pub(crate) fn remove(&self, id: &str) -> Result<(), OciError> {
-        if self.inspect(id)?.is_none() {
-            return Ok(());
-        }
-        self.require("removing", id, &["rm", "--force", "--time", "0", "--", id])
+        // Also files of one that a killed podman had not come to know.
+        self.require("removing", id, &["rm", "--force", "--ignore", "--time", "0", "--", id])
     }
 
     /// What it knows of a container.
@@ -209,10 +221,10 @@ impl Podman {
         command.args(["container", "checkpoint", "--leave-running", "--compress", "none"]);
         command.args(["--ignore-rootfs", "--ignore-volumes"]).args(option("--export", &archive));
         let output = self.output(command.arg("--").arg(id))?;
-        require(&output, "asking podman for", id)?;
         if !was_there {
             let _ = fs::remove_file(&copy);
         }
+        require(&output, "asking podman for", id)?;
         let read = |name: &str| -> Result<Value, OciError> {
             let mut tar = Command::new("tar");
             tar.args(["--extract", "--to-stdout"]).args(option("--file", &archive)).arg(name);
@@ -253,21 +265,6 @@ impl Podman {
             .arg("--ignore-volumes")
             .args(option("--import", &podman_archive(folder)));
         Ok(command)
-    }
-
-    /// Whether some podman is bringing a container back from a folder.
-    pub(crate) fn is_restoring(folder: &Path) -> bool {
-        !restoring(folder).is_empty()
-    }
-
-    /// Kills those that are. What they have started goes on.
-    pub fn end_restores(folder: &Path) {
-        let found = restoring(folder);
-        found.iter().for_each(|process| drop(process.kill()));
-        let began = Instant::now();
-        while Self::is_restoring(folder) && began.elapsed() < GONE_WITHIN {
-            std::thread::sleep(LOOK);
-        }
     }
 
     /// Whether it knows a container as one that runs, with this first process.
@@ -328,6 +325,12 @@ impl Podman {
 }
 
 impl Definition {
+    /// The names of its volumes.
+    fn volumes(&self) -> impl Iterator<Item = &str> {
+        let volumes = self.config["namedVolumes"].as_array().into_iter().flatten();
+        volumes.filter_map(|it| it["volumeName"].as_str())
+    }
+
     /// Writes the archive from which podman brings the container back: CRIU's images are in the folder, and what is
     /// brought of its files in `files`. The archive only says where they lie.
     ///
@@ -381,23 +384,6 @@ fn set_runtime(
     let settings = File::open(&path).map_err(OciError::io("open", &path))?;
     podman.env("CONTAINERS_CONF_OVERRIDE", "/proc/self/fd/0").stdin(settings);
     Ok(())
-}
-
-/// The podmans that bring a container back from a folder, by the archive that they were told.
-fn restoring(folder: &Path) -> Vec<ProcessHandle> {
-    let archive = podman_archive(folder);
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
-    pids.filter_map(|pid| {
-        // Opened first: the number may be another's a moment later.
-        let process = ProcessHandle::open(Pid(pid)).ok()?;
-        let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-        let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let mut words = words.split(|byte| *byte == 0);
-        let is_it = words.any(|word| word == archive.as_os_str().as_bytes());
-        (is_it && owner == geteuid().as_raw()).then_some(process)
-    })
-    .collect()
 }
 
 fn require(output: &Output, operation: &'static str, id: &str) -> Result<(), OciError> {

@@ -2,6 +2,7 @@
 
 use crate::runtime::{ContainerState, Status};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What `podman container inspect` says, as far as it is asked.
@@ -23,11 +24,33 @@ pub(crate) struct Inspected {
     driver: String,
     #[serde(default)]
     host_config: HostConfig,
+    #[serde(default)]
+    config: Config,
+    #[serde(default)]
+    mounts: Vec<Mount>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Config {
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    healthcheck_on_failure_action: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Mount {
+    #[serde(rename = "Type")]
+    kind: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct HostConfig {
+    #[serde(default)]
+    auto_remove: bool,
     #[serde(default)]
     restart_policy: RestartPolicy,
 }
@@ -66,6 +89,9 @@ impl Inspected {
 
     /// What keeps it from being saved or brought back.
     pub(crate) fn missing(&self) -> Vec<&'static str> {
+        let has_unit =
+            self.config.labels.as_ref().is_some_and(|it| it.contains_key("PODMAN_SYSTEMD_UNIT"));
+        let has_volumes = self.mounts.iter().any(|it| it.kind == "volume");
         let lies_elsewhere = self.config_path != self.static_dir.join("config.json");
         [
             (!self.pod.is_empty(), "it is in a pod, of which only the whole can be brought back: start it without one"),
@@ -76,6 +102,11 @@ impl Inspected {
             (
                 !self.rootfs.is_empty(),
                 "it was started from a folder (--rootfs), and podman brings back only what has an image",
+            ),
+            (has_unit, "it is a unit of systemd, which would start another one in its place when it ends"),
+            (
+                self.host_config.auto_remove && has_volumes,
+                "it was started with --rm: podman removes its volumes with it when it ends",
             ),
             (
                 self.driver != "overlay",
@@ -97,6 +128,9 @@ impl Inspected {
 
     /// The policy by which podman starts it again when it has ended, where there is one.
     pub(crate) fn restart_policy(self) -> Option<String> {
-        Some(self.host_config.restart_policy.name).filter(|it| !it.is_empty() && it != "no")
+        let on_failure = self.config.healthcheck_on_failure_action;
+        let policies = [Some(self.host_config.restart_policy.name), on_failure];
+        let is_one = |it: &String| !["", "no", "none"].contains(&it.as_str());
+        policies.into_iter().flatten().find(is_one)
     }
 }

@@ -65,6 +65,11 @@ impl Preconditions {
                     .to_owned(),
             );
         }
+        if overlay.is_none() && container.podman.is_some() {
+            missing.push(
+                "its root file system is no overlay of the kernel's: what it wrote there cannot be told".to_owned(),
+            );
+        }
         if overlay.is_some() && !container.leaves_pages() {
             missing.push(
                 "its root file system is an overlay, which can be saved with runc only: crun lets the container \

@@ -32,10 +32,15 @@ pub(crate) fn make(folder: &Path, command: &Command) -> io::Result<PathBuf> {
         .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
         .collect();
     let becomes = Becomes { program: command.get_program().into(), variables };
-    let link = folder.join(STAND_IN);
+    let link = path(folder);
     fs::write(description_of(&link), serde_json::to_vec(&becomes)?)?;
     symlink(format!("/proc/{}/exe", std::process::id()), &link)?;
     Ok(link)
+}
+
+/// Where one in a folder is.
+pub(crate) fn path(folder: &Path) -> PathBuf {
+    folder.join(STAND_IN)
 }
 
 /// Becomes the runtime. `name` is the path by which this program was started.

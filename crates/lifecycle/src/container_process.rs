@@ -74,9 +74,14 @@ pub(crate) fn recover(folder: &GuestFolder, record: &GuestRecord) -> Result<bool
         let container = Container::of(known);
         let state = container.state_if_any()?;
         let ours = restored_process(&images_folder(folder));
-        // podman makes an id once only: what has it is what it was to bring back.
-        let is_ours = |it: ContainerState| {
-            container.podman.is_some() || Some(it.pid) == ours || it.status == Status::Stopped
+        let images = images_folder(folder);
+        let is_ours = |it: ContainerState| match (it.status, &container.podman) {
+            // Its user may have started it since.
+            (Status::Running | Status::Paused, Some(_)) => {
+                Podman::was_restored_from(&images, it.pid)
+            }
+            (Status::Created, Some(_)) | (Status::Stopped, _) => true,
+            _ => Some(it.pid) == ours,
         };
         if state.is_some_and(is_ours) {
             container.delete()?;

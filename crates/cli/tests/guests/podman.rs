@@ -176,6 +176,25 @@ fn a_restore_by_podman_killed_at_any_time_is_done_again() {
 }
 
 #[test]
+fn one_that_its_user_started_anew_is_left_alone() {
+    let Some(mut c) = adopted("one_that_its_user_started_anew_is_left_alone", &[]) else { return };
+    c.ask("check 100 2 none");
+    c.dewar(&["checkpoint", "c"]).done();
+    c.dewar(&["stop", "c", "--now"]).done();
+    // A command that died in the middle of a restore has left this record.
+    let path = c.lab.root().join("guests/c/guest.json");
+    let text = std::fs::read_to_string(&path).expect("record");
+    std::fs::write(&path, text.replace("\"running\"", "\"restoring\"")).expect("record");
+    c.podman.run(&["start", "web"]).expect("start");
+    let pid = c.podman.pid("web");
+    c.dewar(&["ps"]).done();
+    assert_eq!(c.podman.pid("web"), pid);
+    c.dewar(&["restore", "c"]).failed(1, &["is running", "--replace"]);
+    c.dewar(&["restore", "c", "--replace"]).done();
+    c.is_well();
+}
+
+#[test]
 fn what_podman_cannot_bring_back_is_told_before() {
     let name = "what_podman_cannot_bring_back_is_told_before";
     let Some(mut c) = adopted(name, &[]) else { return };
@@ -191,10 +210,24 @@ fn what_podman_cannot_bring_back_is_told_before() {
     c.dewar(&["migrate", "d", "--dry-run", "nowhere"]).failed(4, &["restart policy is 'always'"]);
     c.dewar(&["rm", "d"]).done();
     c.podman.run(&["rm", "--force", "--time", "0", "second"]).expect("rm");
+    for (options, why) in [
+        (["--label", "PODMAN_SYSTEMD_UNIT=web.service"].as_slice(), "unit of systemd"),
+        (["--rm", "--volume", "data:/data"].as_slice(), "removes its volumes"),
+    ] {
+        let options = ["--network", "none"].iter().chain(options).copied().collect::<Vec<_>>();
+        let _other = c.podman.start("second", &options).expect("container");
+        c.adopt("d", "second").failed(4, &[why]);
+        c.podman.run(&["rm", "--force", "--time", "0", "second"]).expect("rm");
+    }
     c.ask("check 100 2 none");
     c.dewar(&["checkpoint", "c"]).done();
     c.dewar(&["stop", "c", "--now"]).done();
-    c.podman.run(&["rm", "web"]).expect("rm");
+    c.podman.run(&["rename", "web", "old"]).expect("rename");
+    let other = c.podman.start("web", &["--network", "none"]).expect("container");
+    c.dewar(&["restore", "c"]).failed(4, &["another container here has its name, web"]);
+    assert_eq!(c.podman.status("old").as_deref(), Some("exited"));
+    drop(other);
+    c.podman.run(&["rm", "--force", "--time", "0", "web", "old"]).expect("rm");
     c.podman.run(&["rmi", "localhost/dewar-guest:1"]).expect("rmi");
     c.dewar(&["restore", "c"]).failed(4, &["localhost/dewar-guest:1", "podman load"]);
 }

@@ -114,6 +114,30 @@ fn one_of_podman_moves_there_and_back() {
     b.is_well();
 }
 
+/// podman waits four minutes for a container that it brings back. It runs on where it was then.
+#[test]
+fn a_wait_that_is_too_long_for_podman_ends_at_the_first_host() {
+    let two = TwoHosts::new();
+    let a = LabContainer::start_by_podman(two.a);
+    let _b = LabContainer::place_for_podman(two.b);
+    let states = || [two.a, two.b].map(|host| host.state("c"));
+    a.ask("check 300 2 none");
+    two.a.run(
+        "DEWAR_TEST_SIGNAL=given:kill dewar migrate c hostb --max-downtime 5s; pkill -KILL criu",
+    );
+    assert_eq!(states(), ["given away", "arriving"]);
+    two.a.run("sleep 250").done();
+    let told = two.a.run("dewar migrate c --resume").done();
+    assert_eq!(told.stdout.trim(), "c goes on here");
+    a.is_well();
+    assert_eq!(states(), ["running", "-"]);
+    let known = "podman ps --all --format '{{.Names}} {{.State}}'";
+    assert_eq!(two.b.run(known).done().stdout.trim(), "");
+    // And nothing of it is in the way.
+    two.a.run("dewar migrate c hostb --max-downtime 5s").done();
+    assert_eq!(states(), ["-", "running"]);
+}
+
 #[test]
 fn one_of_crun_comes_back() {
     let one = OneHost::new();

@@ -123,9 +123,12 @@ pub fn restore(
                 Some(before) => folder.set_record(before)?,
                 None => folder.remove_all()?,
             }
-            let state = match ended {
-                true => "no container was started, and the one before was ended",
-                false => "no container was started",
+            let state = match (ended, &description.podman) {
+                (_, Some(_)) => {
+                    "no container was started, and what podman had of the one before was removed; the checkpoint is whole"
+                }
+                (true, None) => "no container was started, and the one before was ended",
+                (false, None) => "no container was started",
             };
             Err(failure.state(state))
         }
@@ -193,7 +196,8 @@ pub(super) fn clear_container(
     replace: bool,
 ) -> Result<(), Failure> {
     let Some(state) = container.state_if_any()? else { return Ok(()) };
-    let is_known = before.is_some_and(|it| it.container.is_some());
+    let known = before.and_then(|it| it.container.as_ref());
+    let is_known = known.is_some_and(|it| it.id == container.id);
     let has_ended = state.status == Status::Stopped && is_known;
     if !replace && !has_ended {
         let what = format!("container '{}' is {}", container.id, state.status);
