@@ -56,6 +56,30 @@ impl Container {
         Network::of(process.pid).marked(strays.variable()).close(&fence.openings)
     }
 
+    /// Whether its network was there before it. Another one CRIU saves with it, as it is then.
+    ///
+    /// # Errors
+    /// Where its configuration cannot be read.
+    pub fn has_named_network(&self) -> Result<bool, OciError> {
+        Ok(Network::named(&self.config()?).is_some())
+    }
+
+    /// Opens its network again; that it is frozen is left alone.
+    ///
+    /// # Errors
+    /// Where it stays closed.
+    pub fn unsilence(&self, process: &ProcessId, fence: &Fence) -> Result<(), OciError> {
+        if !process.is_alive() {
+            // What was closed is there for the next that is started in it, but after a restart of the host.
+            let named = self.config().ok().and_then(|it| Network::named(&it));
+            return match named.filter(|_| process.is_of_this_boot()) {
+                Some(network) => network.open(&fence.openings),
+                None => Ok(()),
+            };
+        }
+        Network::of(process.pid).open(&fence.openings)
+    }
+
     /// That the fence is there.
     ///
     /// # Errors
@@ -72,15 +96,10 @@ impl Container {
     /// # Errors
     /// Where it stays frozen, or silent.
     pub fn lift_fence(&self, process: &ProcessId, fence: &Fence) -> Result<(), OciError> {
+        let opened = self.unsilence(process, fence);
         if !process.is_alive() {
-            // What was closed is there for the next that is started in it, but after a restart of the host.
-            let named = self.config().ok().and_then(|it| Network::named(&it));
-            return match named.filter(|_| process.is_of_this_boot()) {
-                Some(network) => network.open(&fence.openings),
-                None => Ok(()),
-            };
+            return opened;
         }
-        let opened = Network::of(process.pid).open(&fence.openings);
         match self.runtime.state_if_any(&self.id)? {
             Some(state) if state.status == Status::Paused && state.pid == process.pid => {
                 self.runtime.resume(&self.id).and(opened)

@@ -175,11 +175,11 @@ impl Network {
         }
         for program in self.programs() {
             let table = |words: &[&str]| self.run(&[&[program, "-w"], words].concat());
-            // It is there where it was closed before.
+            // It is there where it was closed before, and is never without its rule then.
             let _ = table(&["-N", CHAIN]);
-            table(&["-F", CHAIN])
-                .and_then(|_| table(&["-A", CHAIN, "-j", "DROP"]))
-                .map_err(failed)?;
+            if table(&["-C", CHAIN, "-j", "DROP"]).is_err() {
+                table(&["-A", CHAIN, "-j", "DROP"]).map_err(failed)?;
+            }
             for chain in HOOKS {
                 if table(&["-C", chain, "-j", CHAIN]).is_err() {
                     table(&["-I", chain, "-j", CHAIN]).map_err(failed)?;

@@ -15,7 +15,7 @@ use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A container on the first of two hosts.
@@ -741,25 +741,37 @@ fn redis_moves_five_times_with_its_data_and_its_client() {
     let mut client = network.command("redis-cli");
     client.args(["-h", "10.88.0.2", "-r", "-1", "-i", "0.005", "incr", "count"]);
     let mut client = client.stdout(Stdio::piped()).spawn().expect("redis-cli");
-    let mut answers = BufReader::new(client.stdout.take().expect("output"))
-        .lines()
-        .map(|line| line.expect("a line").trim().parse::<u64>().expect("a number"));
-    let mut expected = 1;
-    let mut answered = |count: u64| {
-        for _ in 0..count {
-            assert_eq!(answers.next(), Some(expected), "the client's connection");
-            expected += 1;
-        }
+    let answers = BufReader::new(client.stdout.take().expect("output")).lines();
+    let answered = AtomicU64::new(0);
+    // What it was answered before a move, and not read yet, says nothing of the connection after it.
+    let goes_on = || {
+        let before = answered.load(Ordering::Relaxed);
+        wait_until("the client's connection", Duration::from_secs(20), || {
+            answered.load(Ordering::Relaxed) > before + 20
+        });
     };
-    answered(20);
-    for round in 0..5 {
-        pair.migrate(&["--max-downtime", "2s"]).done();
-        answered(50);
-        pair.back(&["--max-downtime", "2s"]).done();
-        answered(50);
-        assert_eq!(cli(&["dbsize"]), "20001", "{round}");
-        assert_eq!(cli(&["get", &format!("key:{}", 19_999 - round)]).len(), 500, "{round}");
-    }
-    kill(client.id() as i32, Signal::KILL);
-    client.wait().expect("wait");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for (line, expected) in answers.zip(1..) {
+                let number = line.expect("a line").trim().parse::<u64>();
+                assert_eq!(number, Ok(expected), "the client's connection");
+                answered.store(expected, Ordering::Relaxed);
+            }
+        });
+        let moved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            goes_on();
+            for round in 0..5 {
+                pair.migrate(&["--max-downtime", "2s"]).done();
+                goes_on();
+                pair.back(&["--max-downtime", "2s"]).done();
+                goes_on();
+                assert_eq!(cli(&["dbsize"]), "20001", "{round}");
+                assert_eq!(cli(&["get", &format!("key:{}", 19_999 - round)]).len(), 500, "{round}");
+            }
+        }));
+        // The reader ends with it.
+        kill(client.id() as i32, Signal::KILL);
+        client.wait().expect("wait");
+        reader.join().and(moved).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
 }

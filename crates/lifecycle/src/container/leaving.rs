@@ -74,25 +74,45 @@ impl<'f> ContainerGuest<'f> {
 
     /// Stops it, and keeps it from running whatever becomes of us.
     ///
+    /// A network that was there before the container is closed first: CRIU, which is to let the container run, opens it
+    /// again as soon as all but the pages is saved, and the kernel would acknowledge what is sent to a process that never
+    /// reads it. One that CRIU saves with the container must be as it was until then.
+    ///
     /// # Errors
     /// Where it cannot be saved, or not be kept so.
     pub(crate) fn stop_to_leave(&mut self, pages: u64) -> Result<LastState, Failure> {
         let (container, process) = (self.container.clone(), self.process);
         // On disk before it is made: only what we have done is taken back.
         let fence = container.plan_fence(&process)?;
-        self.begin()?;
-        self.folder.write(FENCE, &fence)?;
+        let is_silent = container.has_named_network()?;
+        if is_silent {
+            self.folder.write(FENCE, &fence)?;
+            let silenced = container.silence(&process, &fence, &strays(self.folder));
+            let begun = silenced.map_err(Failure::from).and_then(|()| self.begin());
+            if let Err(error) = begun {
+                container.unsilence(&process, &fence)?;
+                self.folder.remove(FENCE)?;
+                return Err(error);
+            }
+        } else {
+            self.begin()?;
+            self.folder.write(FENCE, &fence)?;
+        }
         let strays = self.strays.clone();
         std::thread::scope(|scope| {
             // It takes as long as the rest.
             let folder = self.folder;
             let fence = scope.spawn(move || -> Result<(), Failure> {
                 if let Err(error) = container.freeze(&strays) {
-                    // Nothing of it is ours to take back.
+                    // That it stands still is not ours to take back.
+                    container.unsilence(&process, &fence)?;
                     folder.remove(FENCE)?;
                     return Err(error.into());
                 }
-                Ok(container.silence(&process, &fence, &strays)?)
+                match is_silent {
+                    true => Ok(()),
+                    false => Ok(container.silence(&process, &fence, &strays)?),
+                }
             });
             let staged = self.stage(pages);
             fence.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
