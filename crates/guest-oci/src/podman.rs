@@ -3,8 +3,8 @@
 //! Such a container is saved through its runtime, as any other; podman need not know. It is brought back by podman
 //! itself, from an archive of the kind that `podman container checkpoint --export` writes, so that podman has it in its
 //! database, mounts its files and makes its network. What podman knows of a container goes into that archive too, and
-//! only podman can write it down: it is told to export a checkpoint with a runtime that does nothing. That takes
-//! some hundredths of a second, and nothing is frozen.
+//! only podman can write it down: it is told to export a checkpoint with a runtime that does nothing, and
+//! nothing is frozen.
 //!
 //! The runtime that podman starts is a stand-in of ours, for this one command: conmon, which outlives it, must not
 //! have in its environment what CRIU shall know, nor our mark ([`crate::strays`]).
