@@ -263,11 +263,6 @@ impl Container {
         self.bundle.join("config.json")
     }
 
-    /// Whether its pages can be copied by others than CRIU.
-    pub fn leaves_pages(&self) -> bool {
-        self.runtime.has_lazy_pages()
-    }
-
     /// Its root file system, by its configuration.
     pub fn rootfs(&self, config: &Value) -> PathBuf {
         self.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"))

@@ -11,11 +11,8 @@ use crate::runtime::{last_line, option};
 use crate::staged_images::{StagingIndex, is_pages_file};
 use crate::strays::Strays;
 use dewar_registry::ProcessId;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File};
-use std::io::Read;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,14 +107,6 @@ impl Dump {
         saved
     }
 
-    fn try_to_save(&mut self, stop_within: u32) -> Result<(), OciError> {
-        let settings = format!("timeout {stop_within}\n");
-        match self.container.runtime.has_lazy_pages() {
-            true => self.begin_lazily(&settings),
-            false => self.run_whole(&settings),
-        }
-    }
-
     /// Whether CRIU gave up since not all processes had stopped.
     fn has_timed_out(&self) -> bool {
         let log = fs::read(work(&self.folder).join("dump.log")).unwrap_or_default();
@@ -131,29 +120,17 @@ impl Dump {
         fs::create_dir(&folder).map_err(OciError::io("create", &folder))
     }
 
-    fn begin_lazily(&mut self, settings: &str) -> Result<(), OciError> {
+    fn try_to_save(&mut self, stop_within: u32) -> Result<(), OciError> {
         let port = match self.strays.port() {
             Some(port) => port,
             None => free_port()?,
         };
-        let settings = format!("{settings}address {}\n", Ipv4Addr::LOCALHOST);
-        let mut command = self.checkpoint(&settings)?;
-        command.args(["--lazy-pages", "--page-server", &format!("{}:{port}", Ipv4Addr::LOCALHOST)]);
-        // runc writes a byte there when it is ready; its standard output is a pipe of ours.
-        command.args(["--status-fd", "1", "--"]).arg(&self.container.id).stdout(Stdio::piped());
-        let mut child = self.spawn(command)?;
-        let status = child.stdout.take().map(OwnedFd::from);
-        self.runtime = Some(child);
+        let command = self.checkpoint(stop_within, port)?;
+        self.runtime = Some(self.spawn(command)?);
         self.copy_until_frozen()?;
-        if !is_ready(status)? {
+        let Some(hold) = self.connect(port) else {
             return Err(self.what_criu_said("saving"));
-        }
-        let hold =
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|cause| OciError::Criu {
-                id: self.container.id.clone(),
-                cause: format!("its page server does not answer: {cause}"),
-                advice: None,
-            })?;
+        };
         if !is_accepted(&hold, port) {
             // CRIU serves one, and waits until that one has gone.
             self.strays.kill();
@@ -174,10 +151,7 @@ impl Dump {
     fn copy_until_frozen(&mut self) -> Result<(), OciError> {
         let deadline = Instant::now() + READY_WITHIN;
         let is_frozen = |dump: &Self| tracer(dump.process.pid) != 0;
-        let has_ended = |dump: &mut Self| {
-            dump.runtime.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)))
-        };
-        while !is_frozen(self) && !has_ended(self) && Instant::now() < deadline {
+        while !is_frozen(self) && !self.has_ended() && Instant::now() < deadline {
             if let Some(copied) = &mut self.copied {
                 copied.round_of_tracked()?;
             }
@@ -187,18 +161,25 @@ impl Dump {
         Ok(())
     }
 
+    /// Waits for CRIU's page server, which is there when all but the pages is saved. Without one the runtime has ended.
+    fn connect(&mut self, port: u16) -> Option<TcpStream> {
+        let deadline = Instant::now() + READY_WITHIN;
+        while !self.has_ended() && Instant::now() < deadline {
+            if let Ok(hold) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+                return Some(hold);
+            }
+            std::thread::sleep(LOOK);
+        }
+        None
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.runtime.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)))
+    }
+
     /// When the container was found to stand still.
     pub fn frozen_at(&self) -> Instant {
         self.frozen_at
-    }
-
-    /// The whole dump, pages and all; the container runs when it is done.
-    fn run_whole(&mut self, settings: &str) -> Result<(), OciError> {
-        let mut command = self.checkpoint(settings)?;
-        command.arg("--").arg(&self.container.id).stdout(Stdio::null());
-        self.runtime = Some(self.spawn(command)?);
-        self.wait_for_runtime(READY_WITHIN)?;
-        Ok(())
     }
 
     /// Copies the pages of the memory that are not copied yet. Returns how many those were.
@@ -207,8 +188,7 @@ impl Dump {
     /// Where there is no room, or the container ran meanwhile: the images are of no use then.
     pub fn copy_pages(&mut self) -> Result<u64, OciError> {
         let (Some((processes, _)), Some(copied)) = (&self.held, &mut self.copied) else {
-            // CRIU itself does it.
-            return Ok(0);
+            return Err(OciError::RanOn { id: self.container.id.clone() });
         };
         copied.finish(&images(&self.folder), processes)?;
         let pages = copied.stopped_pages();
@@ -296,17 +276,27 @@ impl Dump {
         images(&self.folder)
     }
 
-    fn checkpoint(&self, settings: &str) -> Result<Command, OciError> {
+    /// The command that saves it. What a runtime has no option for, CRIU reads from its settings.
+    fn checkpoint(&self, stop_within: u32, port: u16) -> Result<Command, OciError> {
         let path = settings_file(&self.folder);
-        let settings =
-            format!("{settings}ghost-limit {MOST_DELETED_BYTES}\nnetwork-lock iptables\n");
+        let address = Ipv4Addr::LOCALHOST;
+        let settings = format!(
+            "timeout {stop_within}\nlazy-pages\naddress {address}\nport {port}\n\
+             ghost-limit {MOST_DELETED_BYTES}\nnetwork-lock iptables\n"
+        );
         fs::write(&path, settings).map_err(OciError::io("write", &path))?;
         let mut command = self.container.runtime.command("checkpoint");
         command
             .args(option("--image-path", &images(&self.folder)))
             .args(option("--work-path", &work(&self.folder)))
             .args(["--leave-running", "--tcp-established", "--file-locks", "--ext-unix-sk"])
-            .env("CRIU_CONFIG_FILE", &path);
+            .env("CRIU_CONFIG_FILE", &path)
+            .stdout(Stdio::null());
+        if self.container.runtime.is_runc() {
+            // It tells CRIU otherwise where it is not told.
+            command.args(["--lazy-pages", "--page-server", &format!("{address}:{port}")]);
+        }
+        command.arg("--").arg(&self.container.id);
         Ok(command)
     }
 
@@ -412,20 +402,6 @@ fn is_accepted_line(line: &str, port: u16, own: u16) -> bool {
 pub fn free_port() -> Result<u16, OciError> {
     let port = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
     port().map_err(OciError::io("listen on", Path::new("127.0.0.1")))
-}
-
-/// Waits for the byte that says that all but the pages is saved. Without it the runtime has ended.
-fn is_ready(status: Option<OwnedFd>) -> Result<bool, OciError> {
-    let Some(status) = status else { return Ok(false) };
-    let timeout = Timespec { tv_sec: READY_WITHIN.as_secs() as i64, tv_nsec: 0 };
-    let mut polled = [PollFd::new(&status, PollFlags::IN)];
-    let count = poll(&mut polled, Some(&timeout));
-    let failed = OciError::io("wait for", Path::new("the runtime"));
-    if count.map_err(|errno| failed(errno.into()))? == 0 {
-        return Ok(false);
-    }
-    let mut byte = [0];
-    Ok(File::from(status).read(&mut byte).is_ok_and(|count| count == 1))
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@
 //!                                             puts the pages into the images            Dump::assemble
 //! ```
 //!
-//! With a runtime that has no lazy pages (crun) CRIU writes the pages itself. Either way there is a folder of
-//! CRIU's images then in which nothing is missing, and any runtime restores from it ([`restore`]).
+//! A folder of CRIU's images is there then in which nothing is missing, and any runtime restores from it
+//! ([`restore`]).
 //!
 //! A container may be one of podman's ([`Podman`]): saved as any other, and brought back by podman.
 //!

@@ -70,13 +70,6 @@ impl Preconditions {
                 "its root file system is no overlay of the kernel's: what it wrote there cannot be told".to_owned(),
             );
         }
-        if overlay.is_some() && !container.leaves_pages() {
-            missing.push(
-                "its root file system is an overlay, which can be saved with runc only: crun lets the container \
-                 run before its files are saved"
-                    .to_owned(),
-            );
-        }
         if processes.pids().any(has_code) {
             // One that somebody else killed.
             clean(process);

@@ -62,8 +62,8 @@ pub struct ContainerState {
 }
 
 impl Runtime {
-    /// Whether it can leave the pages of the memory to be fetched later. crun cannot.
-    pub(crate) fn has_lazy_pages(&self) -> bool {
+    /// Whether it is runc, by its name.
+    pub(crate) fn is_runc(&self) -> bool {
         let name = self.program.file_name().unwrap_or_default();
         name.to_string_lossy().starts_with("runc")
     }

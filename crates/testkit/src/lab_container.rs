@@ -79,17 +79,17 @@ impl<'h> LabContainer<'h> {
         Self { host, runtime }
     }
 
-    /// Starts and adopts one of podman's, from an image that the host is given.
+    /// Starts and adopts one of podman's, under a runtime, from an image that the host is given.
     ///
     /// # Panics
     /// Where it does not start.
-    pub fn start_by_podman(host: &'h LabHost) -> Self {
+    pub fn start_by_podman(host: &'h LabHost, runtime: &str) -> Self {
         let c = Self::place_for_podman(host);
-        host.run(
-            "podman run --detach --runtime runc --name c --volume /root/b/volume:/pipes localhost/guest:1 \
+        host.run(&format!(
+            "podman run --detach --runtime {runtime} --name c --volume /root/b/volume:/pipes localhost/guest:1 \
              /bin/dewar-guest serve /pipes/commands /pipes/answers </dev/null >/dev/null && \
-             dewar adopt c --container c --runtime podman",
-        )
+             dewar adopt c --container c --runtime podman"
+        ))
         .done();
         c
     }

@@ -775,3 +775,67 @@ fn redis_moves_five_times_with_its_data_and_its_client() {
         reader.join().and(moved).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
+
+/// Two processes that hand a number to and fro: through a terminal, a pipe, shared memory and a file that both have
+/// mapped. What either finds that is not as the other left it is written down.
+const SHARERS: &str = r#"
+import mmap, os, pty, struct, sys, time, tty
+sys.stderr = open("/run/broken", "a", buffering=1)
+SIZE = 1 << 20
+mapped = open("/run/mapped", "w+b")
+mapped.truncate(SIZE)
+in_file, in_memory = mmap.mmap(mapped.fileno(), SIZE), mmap.mmap(-1, SIZE)
+master, terminal = pty.openpty()
+tty.setraw(terminal)
+heard, told = os.pipe()
+is_child = os.fork() == 0
+
+def require(found, number, where):
+    if found != struct.pack("q", number):
+        open("/run/broken", "a").write(f"{number} in {where}: {found}\n")
+
+number = 0
+while True:
+    number += 1
+    at, bytes = number * 4104 % (SIZE - 8), struct.pack("q", number)
+    if is_child:
+        require(struct.pack("q", int(os.read(terminal, 32))), number, "the terminal")
+        require(in_memory[at:at + 8], number, "shared memory")
+        in_file[at:at + 8] = bytes
+        os.write(told, bytes)
+    else:
+        in_memory[at:at + 8] = bytes
+        os.write(master, str(number).encode())
+        require(os.read(heard, 8), number, "the pipe")
+        require(in_file[at:at + 8], number, "the mapped file")
+        open("/run/number", "w").write(str(number))
+        time.sleep(0.002)
+"#;
+
+#[test]
+fn shared_memory_a_mapped_file_and_a_terminal_move_five_times() {
+    let test = "shared_memory_a_mapped_file_and_a_terminal_move_five_times";
+    let sharers = |bundle: Bundle| {
+        fs::write(bundle.folder.join("rootfs/tmp/sharers"), SHARERS).expect("program");
+        let bundle = bundle.with_host_programs().expect("programs");
+        bundle.running(&["/usr/bin/python3", "/tmp/sharers"])
+    };
+    let Some(pair) = Pair::new(test, sharers) else { return };
+    let shown = pair.a.container.bundle.folder.join("rootfs/run");
+    let number = || {
+        assert_eq!(fs::read_to_string(shown.join("broken")).unwrap_or_default(), "");
+        let text = fs::read_to_string(shown.join("number")).unwrap_or_default();
+        text.parse::<u64>().unwrap_or(0)
+    };
+    let goes_on = || {
+        let before = number();
+        wait_until("the number to go on", Duration::from_secs(20), || number() > before + 20);
+    };
+    goes_on();
+    for _ in 0..5 {
+        pair.migrate(&["--max-downtime", "2s"]).done();
+        goes_on();
+        pair.back(&["--max-downtime", "2s"]).done();
+        goes_on();
+    }
+}

@@ -5,8 +5,17 @@ use dewar_testkit::LabContainer;
 
 #[test]
 fn one_of_runc_comes_back_with_its_files() {
+    comes_back_with_its_files("runc");
+}
+
+#[test]
+fn one_of_crun_comes_back_with_its_files() {
+    comes_back_with_its_files("crun");
+}
+
+fn comes_back_with_its_files(runtime: &'static str) {
     let one = OneHost::new();
-    let c = LabContainer::start(one.host, "runc", true);
+    let c = LabContainer::start(one.host, runtime, true);
     // Huge pages are how Debian comes; what is written is told page by page all the same.
     one.host.run("echo always > /sys/kernel/mm/transparent_hugepage/enabled").done();
     c.ask("fill 48 noise");
@@ -28,12 +37,21 @@ fn one_of_runc_comes_back_with_its_files() {
     c.ask("verify");
 }
 
-/// By ssh as it stands there, with its files and what it uses in the page cache, and under control groups of version 2.
 #[test]
-fn one_moves_there_and_back() {
+fn one_of_runc_moves_there_and_back() {
+    moves_there_and_back("runc");
+}
+
+#[test]
+fn one_of_crun_moves_there_and_back() {
+    moves_there_and_back("crun");
+}
+
+/// By ssh as it stands there, with its files and what it uses in the page cache, and under control groups of version 2.
+fn moves_there_and_back(runtime: &'static str) {
     let two = TwoHosts::new();
-    let a = LabContainer::start(two.a, "runc", true);
-    let b = LabContainer::place(two.b, "runc", true, "");
+    let a = LabContainer::start(two.a, runtime, true);
+    let b = LabContainer::place(two.b, runtime, true, "");
     let states = || [two.a, two.b].map(|host| host.state("c"));
     a.ask("fill 16 noise");
     a.ask("check 300 2 none");
@@ -65,11 +83,11 @@ fn one_moves_there_and_back() {
     assert_eq!(states(), ["-", "running"]);
 }
 
-/// podman knows it on the host where it is, and on no other.
+/// podman knows it on the host where it is, and on no other. crun is podman's runtime here where none is named.
 #[test]
 fn one_of_podman_moves_there_and_back() {
     let two = TwoHosts::new();
-    let a = LabContainer::start_by_podman(two.a);
+    let a = LabContainer::start_by_podman(two.a, "crun");
     let b = LabContainer::place_for_podman(two.b);
     let states = || [two.a, two.b].map(|host| host.state("c"));
     let known = || {
@@ -118,7 +136,7 @@ fn one_of_podman_moves_there_and_back() {
 #[test]
 fn a_wait_that_is_too_long_for_podman_ends_at_the_first_host() {
     let two = TwoHosts::new();
-    let a = LabContainer::start_by_podman(two.a);
+    let a = LabContainer::start_by_podman(two.a, "runc");
     let _b = LabContainer::place_for_podman(two.b);
     let states = || [two.a, two.b].map(|host| host.state("c"));
     a.ask("check 300 2 none");
@@ -136,23 +154,6 @@ fn a_wait_that_is_too_long_for_podman_ends_at_the_first_host() {
     // And nothing of it is in the way.
     two.a.run("dewar migrate c hostb --max-downtime 5s").done();
     assert_eq!(states(), ["-", "running"]);
-}
-
-#[test]
-fn one_of_crun_comes_back() {
-    let one = OneHost::new();
-    let c = LabContainer::start(one.host, "crun", false);
-    c.ask("check 1000 2 none");
-    c.is_well();
-    c.dewar("checkpoint c");
-    c.is_well();
-    c.crash();
-    c.dewar("restore c");
-    c.is_well();
-    c.dewar("checkpoint c");
-    c.dewar("stop c --now");
-    c.dewar("restore c");
-    c.is_well();
 }
 
 /// Reads an eighth of two files three times, and all of them once: pieces of 128 pages.

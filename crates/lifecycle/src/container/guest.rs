@@ -126,8 +126,7 @@ impl ProcessGuest for ContainerGuest<'_> {
     }
 
     fn copy_running(&mut self) -> Result<Option<u64>, GuestError> {
-        let round =
-            self.copied.as_mut().filter(|_| self.container.leaves_pages()).map(PreCopy::round);
+        let round = self.copied.as_mut().map(PreCopy::round);
         round.transpose().map_err(self.failed("copying the memory"))
     }
 

@@ -99,7 +99,6 @@ pub(super) fn look_over<'f>(
 ) -> Result<(ContainerGuest<'f>, MovingContainer, Ram), Failure> {
     if let Some(container) = &record.container.as_ref().map(Container::of) {
         preconditions(record)?.require(container)?;
-        require_pages_left(container)?;
         require_no_restart(container)?;
         require_own_network(container, record)?;
     }
@@ -135,15 +134,6 @@ pub(super) fn require_possible(options: &MigrateOptions) -> Result<(), Failure> 
         }
         None => Ok(()),
     }
-}
-
-fn require_pages_left(container: &Container) -> Result<(), Failure> {
-    if container.leaves_pages() {
-        return Ok(());
-    }
-    let program = container.runtime.program.display();
-    let what = format!("{program} lets a container run on as soon as it is saved");
-    Err(Failure::new(Code::Unsupported, what).advice("runc keeps it frozen until it is there"))
 }
 
 /// That nobody else has its network, which is closed while it moves, and stays so here.
