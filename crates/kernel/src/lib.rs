@@ -4,6 +4,7 @@
 //!
 //! Nothing here knows what a guest is.
 
+mod byte_lock;
 mod detach;
 mod error;
 mod hold;
@@ -23,6 +24,7 @@ mod uffd;
 mod user;
 mod wake;
 
+pub use byte_lock::{is_byte_locked, lock_byte};
 pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use hold::{HeldThread, ThreadHolder};
@@ -36,8 +38,8 @@ pub use page_cache::{cached_pages, read_when_idle};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};
 pub use remote::{
-    UffdOrigin, close_left_userfaultfds_of, known_userfaultfd_of, new_userfaultfd_of,
-    passing_userfaultfd_of, unmap_in, userfaultfd_of,
+    UffdOrigin, close_left_userfaultfds_of, duplicate_in, known_userfaultfd_of, map_over_in,
+    new_userfaultfd_of, passing_userfaultfd_of, unmap_in, userfaultfd_of,
 };
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, reserved_tasks, threads_of};
 pub use sched::{ThreadActivity, ThreadId};

@@ -2,7 +2,7 @@
 //! then fetched. A copy stays open there, so what it tracks or serves outlives
 //! the command, and the next command finds it by its features in `/proc/PID/fdinfo`.
 
-use crate::inject::{inject_past_filter, inject_syscall};
+use crate::inject::{inject_past_filter, inject_six_past_filter, inject_syscall};
 use crate::uffd::{FEATURES, NEW_FLAGS, USER_MODE_ONLY, USERFAULTFD_IOC_NEW};
 use crate::{KernelError, Pid, ProcessHandle, Userfaultfd, list_fds};
 use std::fs;
@@ -115,6 +115,40 @@ pub fn unmap_in(pid: Pid, range: &Range<u64>) -> Result<(), KernelError> {
             let cause = io::Error::from_raw_os_error(-error as i32);
             Err(KernelError::new("munmap", pid.to_string(), cause))
         }
+    }
+}
+
+/// Maps a file that a process has open as `number` in place of what it has at `range`, shared, to be read and
+/// written. What was there is unmapped in the same moment.
+///
+/// # Errors
+/// Where the process cannot be traced, or the kernel refuses.
+pub fn map_over_in(pid: Pid, range: &Range<u64>, number: i32) -> Result<(), KernelError> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let how = libc::MAP_SHARED | libc::MAP_FIXED;
+    let bytes = range.end - range.start;
+    let arguments = [range.start, bytes, access as u64, how as u64, number as u64, 0];
+    let mapped = inject_six_past_filter(pid, libc::SYS_mmap as u64, arguments)?.result;
+    if mapped == range.start as i64 {
+        return Ok(());
+    }
+    let cause = io::Error::from_raw_os_error(-mapped as i32);
+    Err(KernelError::new("mmap", pid.to_string(), cause))
+}
+
+/// Has a process know the file that it has open as `number` as `onto`, too, in place of the file that it has there
+/// (dup3(2)).
+///
+/// # Errors
+/// Where the process cannot be traced, or the kernel refuses.
+pub fn duplicate_in(pid: Pid, number: i32, onto: i32) -> Result<(), KernelError> {
+    let arguments = [number as u64, onto as u64, libc::O_CLOEXEC as u64];
+    match inject_past_filter(pid, libc::SYS_dup3 as u64, arguments)?.result {
+        error if error < 0 => {
+            let cause = io::Error::from_raw_os_error(-error as i32);
+            Err(KernelError::new("dup3", pid.to_string(), cause))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -66,7 +66,7 @@ pub fn inject_syscall(
     number: u64,
     arguments: [u64; 3],
 ) -> Result<Injection, KernelError> {
-    inject(pid, number, arguments, Filter::Stays)
+    inject(pid, number, six(arguments), Filter::Stays)
 }
 
 /// The same, in a process that may be under a filter of system calls: it has no say.
@@ -78,8 +78,24 @@ pub fn inject_past_filter(
     number: u64,
     arguments: [u64; 3],
 ) -> Result<Injection, KernelError> {
+    inject_six_past_filter(pid, number, six(arguments))
+}
+
+/// The same with as many arguments as a system call can have.
+///
+/// # Errors
+/// As [`inject_past_filter`].
+pub(crate) fn inject_six_past_filter(
+    pid: Pid,
+    number: u64,
+    arguments: [u64; 6],
+) -> Result<Injection, KernelError> {
     let filter = if is_filtered(pid) { Filter::Lifted } else { Filter::Stays };
     inject(pid, number, arguments, filter)
+}
+
+fn six([first, second, third]: [u64; 3]) -> [u64; 6] {
+    [first, second, third, 0, 0, 0]
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +107,7 @@ enum Filter {
 fn inject(
     pid: Pid,
     number: u64,
-    arguments: [u64; 3],
+    arguments: [u64; 6],
     filter: Filter,
 ) -> Result<Injection, KernelError> {
     let failed = |operation, cause| KernelError::new(operation, pid.to_string(), cause);
@@ -128,6 +144,9 @@ fn inject(
         rdi: arguments[0],
         rsi: arguments[1],
         rdx: arguments[2],
+        r10: arguments[3],
+        r8: arguments[4],
+        r9: arguments[5],
         eflags: before.eflags & !DIRECTION_FLAG,
         ..before
     };
