@@ -4,12 +4,12 @@ mod adopt;
 mod checkpoint;
 mod migrate;
 mod qos;
+mod run;
 mod store;
 mod warm;
 
 use clap::{Args, Parser, Subcommand};
 use dewar_units::parse_duration;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
+pub use run::{RebootArgs, RunArgs};
 pub use store::StoreArgs;
 pub use warm::{CoolReportArgs, WarmArgs};
 
@@ -65,6 +66,11 @@ pub enum Verb {
     ///
     /// Asks the guest to power down, as its power button would, and ends QEMU when the time is up.
     Stop(StopArgs),
+    /// Start a guest's OS anew, on the same QEMU.
+    ///
+    /// The guest is asked by its agent (qemu-ga), or by Ctrl-Alt-Delete where it has none. Of disks with a warm cache
+    /// (run --disk ...,cache=warm) it finds what it had read in memory again.
+    Reboot(RebootArgs),
     /// Forget a guest that has ended, and remove its files.
     ///
     /// The disks of a restored guest live in its folder: what it wrote since the restore is removed too.
@@ -154,29 +160,17 @@ pub enum Verb {
     Guardian(GuardianArgs),
     #[command(name = "__serve", hide = true)]
     Serve(ServeArgs),
+    #[command(name = "__disks", hide = true)]
+    Disks(GuestName),
+    #[command(name = "__disk-server", hide = true)]
+    DiskServer(GuestName),
     #[command(name = "__qos-watchdog", hide = true)]
     QosWatchdog(WatchdogArgs),
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  dewar run web -- qemu-system-x86_64 -m 2G -nographic \
-    -drive file=web.qcow2,if=virtio")]
-pub struct RunArgs {
-    /// The guest's name: letters, digits, '-', '_', '.'; at most 40.
+pub struct GuestName {
     pub name: String,
-    /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
-    /// /dev/shm where it has them, or Dewar cannot mount].
-    #[arg(long, value_name = "DIR")]
-    pub ram_dir: Option<PathBuf>,
-    /// Start it also where its memory does not fit beside what other guests may still take.
-    #[arg(long)]
-    pub overcommit: bool,
-    /// Add a serial port on which the guest tells how it meets its deadlines, for 'dewar qos'.
-    #[arg(long)]
-    pub qos: bool,
-    /// The QEMU command line.
-    #[arg(last = true, required = true, num_args = 1..)]
-    pub command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

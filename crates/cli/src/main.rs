@@ -19,7 +19,8 @@ use context::Context;
 use dewar_lifecycle::container::run_if_started_as_another;
 use dewar_lifecycle::own_session::{AsChild, run_as_child};
 use dewar_lifecycle::page_server::{Source, serve};
-use dewar_lifecycle::{Code, Failure, guardian, qos};
+use dewar_lifecycle::{Code, Failure, guardian, qos, served_disks};
+use progress::Progress;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -61,6 +62,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Ps => verbs::ps::run(&context),
         Verb::Inspect(args) => verbs::inspect::run(&context, args),
         Verb::Stop(args) => verbs::stop::run(&context, args),
+        Verb::Reboot(args) => verbs::reboot::run(&context, &args),
         Verb::Rm(args) => verbs::rm::run(&context, args),
         Verb::Checkpoint(args) => verbs::checkpoint::run(&context, args),
         Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
@@ -84,6 +86,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Guardian(args) => {
             guardian::watch(&context.registry, &args.name, args.store.as_deref(), args.container)
         }
+        Verb::Disks(args) => {
+            served_disks::supervise(&context, &args.name, &Progress::new("serving disks"))
+        }
+        Verb::DiskServer(args) => served_disks::serve(&context, &args.name),
         Verb::QosWatchdog(args) => qos::watchdog::watch(&context, &args.name),
         Verb::Serve(args) => {
             let source = Source { store: args.store, image: args.image, dead: args.dead };

@@ -14,6 +14,7 @@ pub mod manual;
 pub mod migrate;
 pub mod ps;
 pub mod qos;
+pub mod reboot;
 pub mod receive;
 pub mod report;
 pub mod restore;

@@ -94,6 +94,14 @@ impl Agent {
         self.ask("guest-set-time", json!({"time": now.as_nanos() as u64})).map(drop)
     }
 
+    /// Has the guest reboot. It answers nothing where it does.
+    ///
+    /// # Errors
+    /// Where it cannot be told.
+    pub fn reboot(&mut self) -> Result<(), AgentError> {
+        self.send("guest-shutdown", json!({"mode": "reboot"}))
+    }
+
     /// Gives the guest's network interfaces that have the old addresses the new ones.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod memory;
 mod old_style;
 mod options;
 mod restore;
+mod served_disks;
 mod sockets;
 mod truncated;
 
@@ -27,5 +28,6 @@ pub use restore::{
     DiskPlace, RestorePlan, disk_places, plan_restore, with_other_disks, without_ram_paths,
 };
 pub(crate) use restore::{file_of, nested_filename, replace_disk};
+pub use served_disks::{RESET_MONITOR_FILE, ServedNode, own_reset_option, with_served_disks};
 pub use sockets::require_sockets;
 pub(crate) use truncated::keep_truncated;

@@ -8,6 +8,7 @@
 //! - [`identity`]: what tells a copy of a guest from it.
 //! - [`handover`]: moving a running one to another QEMU.
 //! - [`freeze`]: a guest without a process, and back.
+//! - [`reset`]: a guest that is held at its reset, and gets other memory there.
 //! - [`rollback`]: undoing whatever a command that died left under way.
 #![forbid(unsafe_code)]
 
@@ -29,8 +30,10 @@ mod nbd;
 mod qemu_img;
 mod qemu_user;
 mod qmp;
+mod qmp_events;
 mod ram_room;
 mod recover;
+pub mod reset;
 mod rollback;
 mod run_state;
 pub mod start_from_state;

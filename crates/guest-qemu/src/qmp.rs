@@ -4,6 +4,7 @@
 //! QEMU reads commands a byte at a time (`monitor_can_read` in its monitor/monitor.c), and
 //! goes once around its event loop for each. So nothing is said that need not be.
 
+use crate::qmp_events::Events;
 use dewar_kernel::peer_of;
 use dewar_registry::{GuestRecord, ProcessId};
 use rustix::io::Errno;
@@ -74,9 +75,7 @@ pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
     next_id: u64,
-    resumes: u64,
-    /// Whether the guest powered itself off.
-    shut_down: bool,
+    events: Events,
     /// Kinds of devices that have no option ROM: that does not change.
     without_rom: HashSet<String>,
 }
@@ -175,9 +174,8 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Self {
-        let (resumes, shut_down) = (0, false);
-        let without_rom = HashSet::new();
-        Self { stream, received: Vec::new(), next_id: 1, resumes, shut_down, without_rom }
+        let (received, events, without_rom) = (Vec::new(), Events::default(), HashSet::new());
+        Self { stream, received, next_id: 1, events, without_rom }
     }
 
     /// The number of the process at the other end, as it was when it began to
@@ -247,26 +245,50 @@ impl Qmp {
 
     /// The same, waiting for it for as long as QEMU says something else at least so often.
     pub(crate) fn resumes_within(&mut self, time: Duration) -> bool {
-        while self.resumes == 0 {
+        while self.events.resumes == 0 {
             match self.message(Instant::now() + time) {
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
             }
         }
-        self.resumes > 0
+        self.events.resumes > 0
     }
 
     /// Whether the guest powered itself off, by all that QEMU has said until now, also if it is
     /// gone.
     pub(crate) fn has_shut_down(&mut self) -> bool {
         while let Ok(Some(_)) = self.message(Instant::now() + Duration::from_micros(100)) {}
-        self.shut_down
+        self.events.shut_down
+    }
+
+    /// Waits until QEMU has reset the guest, since we connected.
+    ///
+    /// # Errors
+    /// Where it is gone.
+    pub fn is_reset_within(&mut self, time: Duration) -> Result<bool, QmpError> {
+        let deadline = Instant::now() + time;
+        while self.events.resets == 0 && self.message(deadline)?.is_some() {}
+        Ok(self.events.resets > 0)
+    }
+
+    /// Waits until QEMU says that it ends the guest's run, and why (`ShutdownCause` in its qapi/run-state.json).
+    ///
+    /// # Errors
+    /// Where it is gone.
+    pub(crate) fn shutdown_within(&mut self, time: Duration) -> Result<Option<String>, QmpError> {
+        let deadline = Instant::now() + time;
+        while self.events.shutdown_reason.is_none() {
+            if self.message(deadline)?.is_none() {
+                break;
+            }
+        }
+        Ok(self.events.shutdown_reason.take())
     }
 
     /// How often the vCPUs were let run since we connected, by what QEMU had said when it
     /// last answered us.
     pub(crate) fn resumes(&self) -> u64 {
-        self.resumes
+        self.events.resumes
     }
 
     /// Whether it is known that devices of a kind have no option ROM.
@@ -349,9 +371,7 @@ impl Qmp {
             while let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 if let Ok(message) = serde_json::from_slice::<Value>(&line) {
-                    self.resumes += u64::from(message["event"] == "RESUME");
-                    self.shut_down |=
-                        message["event"] == "SHUTDOWN" && message["data"]["guest"] == true;
+                    self.events.note(&message);
                     return Ok(Some(message));
                 }
             }

@@ -6,6 +6,7 @@ use crate::failure::{Failure, GONE};
 use crate::guardian::{Guardian, Pauses};
 use crate::own_session::own_session;
 use crate::reporter::Reporter;
+use crate::served_disks;
 use crate::tracking::{self, Tracking};
 use dewar_checkpoint::{
     Base, CaptureStep, CheckpointOptions, CheckpointOutcome, DirtyStoreOptions, Observer, Step,
@@ -66,6 +67,7 @@ pub fn take_guarded(
     reporter: &dyn Reporter,
 ) -> Result<(CheckpointOutcome, Health), Failure> {
     let AttachedGuest { guest, folder, lock } = attached;
+    served_disks::refuse(folder, "be checkpointed")?;
     let mut guardian = None;
     let result = take(guest, folder, store, request, reporter, |guest| {
         let url = store.url();

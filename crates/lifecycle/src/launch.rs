@@ -5,8 +5,11 @@ use crate::host::Host;
 use crate::locked_guest::{NextGuest, clear_predecessor};
 use crate::ram_dir::ram_dir;
 use crate::ram_files::ram_files;
+use crate::served_disks::{self, ServedDisk, ServedDisks};
 use dewar_guest::GuestError;
-use dewar_guest_qemu::cmdline::{PORT_FILE, Unsupported, disk_places, plan_run, with_heartbeats};
+use dewar_guest_qemu::cmdline::{
+    PORT_FILE, RunPlan, Unsupported, disk_places, plan_run, with_heartbeats,
+};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::{QemuGuest, QemuUser, Qmp, RunState, discover};
 use dewar_registry::{GuestFolder, GuestRecord};
@@ -27,6 +30,8 @@ pub struct LaunchRequest {
     pub overcommit: bool,
     /// Whether it gets a port for heartbeats.
     pub qos: bool,
+    /// Disks that are served to it, beside those of the command line.
+    pub disks: Vec<ServedDisk>,
 }
 
 /// A guest that was started.
@@ -45,7 +50,8 @@ pub struct Started {
 /// # Errors
 /// Where it cannot be started or handled; nothing is left of it then.
 pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
-    let LaunchRequest { name, program, mut arguments, ram_dir: wanted, overcommit, qos } = request;
+    let LaunchRequest { name, program, mut arguments, ram_dir: wanted, overcommit, qos, disks } =
+        request;
     let folder = host.registry.guest(&name)?;
     if qos {
         arguments = with_heartbeats(&arguments, &folder.file(PORT_FILE));
@@ -57,7 +63,13 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
     let unfit = |why: Unsupported| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     };
-    let plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
+    let memory_bytes = |plan: &RunPlan| plan.regions.iter().map(|region| region.bytes).sum();
+    let mut plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
+    let served = ServedDisks { disks, memory_bytes: memory_bytes(&plan) };
+    if !served.disks.is_empty() {
+        arguments = served.on(&arguments, &folder)?;
+        plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
+    }
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     refuse_stale_disks(&arguments, &here)?;
@@ -70,8 +82,14 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
     let room = |folder: &Path| host.ram_room(&name, folder, overcommit);
     let owned_ram = make_ram_files(&plan.regions, 0, room)?;
     let log = folder.file("console.log");
+    if !served.disks.is_empty() {
+        served.serve(&folder).inspect_err(|_| remove_files(&owned_ram))?;
+    }
     let launched = launch(&program, &plan, &here, &log, &socket, Inherited::default())
-        .inspect_err(|_| remove_files(&owned_ram))?;
+        .inspect_err(|_| {
+            remove_files(&owned_ram);
+            let _ = folder.remove(served_disks::FILE);
+        })?;
     let record = GuestRecord::new(&name, launched.process, (program, arguments), here, socket);
     let mut record = GuestRecord { ram: ram_files(&plan.regions), owned_ram, ..record };
     let noted = note(&folder, &mut record, launched.qmp);
@@ -85,6 +103,9 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
 /// Why no checkpoint could be taken of a guest as it was started, if so: told now, and not
 /// when somebody counts on one.
 fn what_is_refused(folder: &GuestFolder, record: &GuestRecord) -> Option<String> {
+    if let Err(failure) = served_disks::refuse(folder, "be checkpointed") {
+        return Some(failure.what().to_owned());
+    }
     let mut guest = QemuGuest::attach(folder.clone(), record.clone()).ok()?;
     match guest.machine() {
         Err(GuestError::Unsupported { reasons, .. }) => Some(reasons.join("; ")),
@@ -108,6 +129,7 @@ fn note(folder: &GuestFolder, record: &mut GuestRecord, mut qmp: Qmp) -> Result<
 fn end(folder: &GuestFolder, record: &GuestRecord, before: Option<GuestRecord>) {
     kill(&record.process);
     let _ = folder.remove_ram(record);
+    let _ = folder.remove(served_disks::FILE);
     let _ = match before {
         Some(before) => folder.set_record(&before),
         None => folder.remove("guest.json"),

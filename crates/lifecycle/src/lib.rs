@@ -10,7 +10,7 @@
 //!
 //! - [`Host`]: the guests under one root. To lock a guest is to finish what a dead command left with it
 //!   ([`recovery`]).
-//! - [`helper`]: the processes beside commands. [`guardian`], [`page_server`] and [`qos`] are three.
+//! - [`helper`]: the processes beside commands. [`guardian`], [`page_server`], [`qos`] and [`served_disks`] have some.
 //! - One module for each thing that is done with a guest. It turns options into calls of the crates
 //!   below, keeps the guest's record true at each step, and fails with a [`Failure`].
 //!
@@ -42,10 +42,12 @@ pub mod process;
 pub mod qos;
 pub mod ram_dir;
 mod ram_files;
+pub mod reboot;
 pub mod recovery;
 pub mod remove;
 mod reporter;
 pub mod restore;
+pub mod served_disks;
 pub mod text;
 pub mod thaw;
 mod tracking;

@@ -9,6 +9,7 @@ use crate::process::{await_page_server, end_qemu};
 use crate::ram_dir::usual_dirs;
 use crate::recovery::{self, recover};
 use crate::reporter::Reporter;
+use crate::served_disks;
 use dewar_guest_qemu::handover;
 use dewar_guest_qemu::launch::kill;
 use dewar_guest_qemu::{END_WITHIN, Qmp};
@@ -243,6 +244,9 @@ pub fn clear_predecessor(
             folder.remove_ram(&record)?
         }
     };
+    if next == NextGuest::Another {
+        served_disks::forget(folder)?;
+    }
     // A QEMU whose starter died before it could note it.
     if let Ok(mut qmp) = Qmp::connect(&folder.file("qmp.sock")) {
         let _ = qmp.execute("quit", json!({}));

@@ -15,13 +15,16 @@ pub use unthawed::recover_unthawed;
 use crate::container_process;
 use crate::failure::Failure;
 use crate::migration::is_elsewhere;
+use crate::served_disks;
 use dewar_registry::{GuestFolder, GuestRecord};
 
 /// Finishes what one feature left; returns the guest's record as it is then.
 type RecoveryStep = fn(&GuestFolder, GuestRecord) -> Result<GuestRecord, Failure>;
 
-/// In this order: the first puts QEMU and the disks right, and the others look at what it left.
-const STEPS: [RecoveryStep; 3] = [journal::recover, replaced::recover, recover_unthawed];
+/// In this order: without its disks a QEMU may not answer; then QEMU and the disks are put right, and the others look
+/// at what that left.
+const STEPS: [RecoveryStep; 4] =
+    [served_disks::recover, journal::recover, replaced::recover, recover_unthawed];
 
 /// Finishes what a dead command left with a guest. The caller has the guest's lock.
 ///

@@ -6,6 +6,7 @@ use crate::frozen_state::{check_memory, read_state, unloadable};
 use crate::locked_guest::LockedGuest;
 use crate::recovery::recover_unthawed;
 use crate::reporter::Reporter;
+use crate::served_disks;
 use crate::tracking::{self, Tracking};
 use dewar_guest_qemu::freeze::start;
 use dewar_guest_qemu::launch::kill;
@@ -110,6 +111,7 @@ fn load(
 ) -> Result<(Incoming, Vec<String>), Failure> {
     let before = record.clone();
     let tracking = Tracking::load(folder, &record)?.filter(|it| it.since.is_some());
+    served_disks::serve_again(folder)?;
     let launched = start(folder, &record, &frozen.machine)?;
     reporter.stage("started");
     let mut record = GuestRecord {

@@ -61,6 +61,11 @@ impl Tracking {
     }
 }
 
+/// Forgets what was tracked: the guest's memory is another.
+pub fn forget(folder: &GuestFolder) -> Result<(), Failure> {
+    Ok(folder.remove(FILE)?)
+}
+
 /// What was written in a process that has stopped for good, and before it, since
 /// the image: nothing where that count was lost.
 pub fn written_before(

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 21] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -24,6 +24,7 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ("beat", &[]),
     ("qos", &["beat", "kernel", "registry"]),
     ("pagecache", &["units", "kernel"]),
+    ("blockcache", &["units", "kernel"]),
     (
         "lifecycle",
         &[
@@ -42,6 +43,7 @@ const MAY_USE: [(&str, &[&str]); 20] = [
             "capture",
             "qos",
             "pagecache",
+            "blockcache",
         ],
     ),
     (

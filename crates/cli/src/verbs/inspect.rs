@@ -5,7 +5,9 @@ use crate::render::guest::state;
 use dewar_guest_qemu::discover;
 use dewar_lifecycle::Failure;
 use dewar_lifecycle::process::connect;
-use dewar_units::ByteSize;
+use dewar_lifecycle::served_disks::{LastReset, ServedDisks, ServedState};
+use dewar_registry::GuestFolder;
+use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
 
 pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
@@ -76,13 +78,51 @@ pub fn run(context: &Context, args: InspectArgs) -> Result<(), Failure> {
         Some(Err(failure)) => problems.push(format!("{failure}")),
         None => {}
     }
+    let served = served_disks(&folder, &mut row);
     for problem in &problems {
         row("problem", problem.clone());
     }
     let json = json!({
         "name": record.name, "state": state, "pid": record.process.pid, "guest": record,
-        "disks": disks, "versions": versions, "problems": problems,
+        "disks": disks, "served_disks": served, "versions": versions, "problems": problems,
     });
     context.print(json, &table(&["", ""], rows));
     Ok(())
+}
+
+/// The disks that Dewar serves, and what of them outlived the last reboot.
+fn served_disks(folder: &GuestFolder, row: &mut impl FnMut(&str, String)) -> Value {
+    let Ok(Some(served)) = ServedDisks::of(folder) else { return Value::Null };
+    let now = ServedState::of(folder).unwrap_or_default();
+    let last = LastReset::of(folder);
+    for disk in &served.disks {
+        let kind = if disk.is_warm { "warm cache" } else { "no cache" };
+        row(
+            "served disk",
+            format!("{} {} ({}, {kind})", disk.id, disk.path.display(), disk.format),
+        );
+        for it in now.disks.iter().filter(|it| it.id == disk.id && disk.is_warm) {
+            let bytes = |blocks: u64| ByteSize(blocks * PAGE_BYTES as u64);
+            row(
+                "",
+                format!(
+                    "{} read from memory, {} from the disk, {} still kept, {} known; {} pages refused",
+                    bytes(it.from_memory),
+                    bytes(it.from_disk),
+                    bytes(it.kept),
+                    bytes(it.known),
+                    it.wrong
+                ),
+            );
+        }
+    }
+    if let Some(last) = &last {
+        let cold = last.cold.as_ref().map(|why| format!("; nothing was kept: {why}"));
+        let cold = cold.unwrap_or_default();
+        row("resets", format!("{}, the last held {:.0} ms{cold}", last.held, last.held_ms));
+    }
+    if let Some(why) = &now.released {
+        row("given up", why.clone());
+    }
+    json!({"disks": now.disks, "search": now.search, "released": now.released, "last_reset": last})
 }

@@ -3,6 +3,7 @@ use crate::context::Context;
 use crate::output::{note, warn};
 use crate::verbs::doctor::require_tracking;
 use dewar_lifecycle::launch::{LaunchRequest, Started, start};
+use dewar_lifecycle::served_disks::ServedDisk;
 use dewar_lifecycle::{Code, Failure};
 use dewar_units::ByteSize;
 use serde_json::json;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     require_tracking()?;
     let (program, arguments) = split_command(args.command)?;
+    let disks = served_disks(&args.disks)?;
     context.registry.guest(&args.name)?;
     // Disks that this guest needs may be another's that a dead command left; what cannot be
     // finished with that is told, and in nobody's way.
@@ -22,6 +24,7 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         ram_dir: args.ram_dir,
         overcommit: args.overcommit,
         qos: args.qos,
+        disks,
     };
     let Started { record, why_not_running, no_checkpoint } = start(context, request)?;
     if let Some(why) = why_not_running {
@@ -44,6 +47,52 @@ pub fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         ),
     );
     Ok(())
+}
+
+/// The disks that `--disk` names.
+fn served_disks(words: &[String]) -> Result<Vec<ServedDisk>, Failure> {
+    let disks: Vec<ServedDisk> = words
+        .iter()
+        .enumerate()
+        .map(|(at, word)| served_disk(at, word))
+        .collect::<Result<_, _>>()?;
+    for (at, disk) in disks.iter().enumerate() {
+        if disks[..at].iter().any(|it| it.id == disk.id || it.path == disk.path) {
+            let what = format!("--disk {}: another has its path or id", disk.path.display());
+            return Err(Failure::new(Code::Usage, what));
+        }
+    }
+    Ok(disks)
+}
+
+fn served_disk(at: usize, word: &str) -> Result<ServedDisk, Failure> {
+    let bad = |why: String| Failure::new(Code::Usage, format!("--disk {word}: {why}"));
+    let mut parts = word.split(',');
+    let path = Path::new(parts.next().unwrap_or_default());
+    let path = path.canonicalize().map_err(|error| bad(error.to_string()))?;
+    let mut disk = ServedDisk {
+        id: format!("disk{at}"),
+        path,
+        format: "raw".to_owned(),
+        is_read_only: false,
+        is_warm: false,
+        cache_bytes: None,
+    };
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "readonly" => disk.is_read_only = true,
+            Some(("format", format @ ("raw" | "qcow2"))) => disk.format = format.to_owned(),
+            Some(("cache", "warm")) => disk.is_warm = true,
+            Some(("cache", "off")) => disk.is_warm = false,
+            Some(("cache-size", size)) => {
+                let size = size.parse::<ByteSize>().map_err(|error| bad(error.to_string()))?;
+                disk.cache_bytes = Some(size.0);
+            }
+            Some(("id", id)) if !id.is_empty() => disk.id = id.to_owned(),
+            _ => return Err(bad(format!("'{part}' is not understood"))),
+        }
+    }
+    Ok(disk)
 }
 
 fn split_command(command: Vec<std::ffi::OsString>) -> Result<(PathBuf, Vec<String>), Failure> {

@@ -6,6 +6,7 @@ use super::offered::{Offered, PageLink, Way};
 use crate::failure::{Code, Failure};
 use crate::migration::{Peer, PeerCommand, Running, ToTheDestination};
 use crate::reporter::Reporter;
+use crate::served_disks;
 use dewar_codec::Compression;
 use dewar_guest::Guest;
 use dewar_guest_qemu::QemuGuest;
@@ -77,6 +78,7 @@ impl Accepted {
         trial: bool,
         reporter: &dyn Reporter,
     ) -> Result<Self, Failure> {
+        served_disks::refuse(folder, "move to another host")?;
         let checked = check(guest)?;
         let machine = MovingMachine::of(guest, &checked, &options.disks)?;
         machine.require_shared_disks(folder)?;

@@ -7,6 +7,7 @@ use crate::host::Host;
 use crate::page_server;
 use crate::ram_files::ram_files;
 use crate::reporter::Reporter;
+use crate::served_disks;
 use dewar_checkpoint::restore::{DeadRam, fill_files};
 use dewar_guest_qemu::cmdline::{PlannedRegion, require_sockets};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files};
@@ -96,6 +97,7 @@ pub fn load(
     let socket = folder.file("qmp.sock");
     let log = folder.file("console.log");
     let none = Inherited::default();
+    served_disks::serve_again(folder)?;
     let launched = launch(&machine.program, &plan.run, &machine.folder, &log, &socket, none)?;
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, socket);
