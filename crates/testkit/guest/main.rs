@@ -140,6 +140,8 @@ fn serve(commands: &str, answers: Option<&String>) {
             "net" => network(words.get(1).copied().unwrap_or_default()),
             "listen" => listen(80, web).and_then(|_| listen(7, echo)),
             "spawn" => spawn(&words[1..]),
+            "run" => run(&words[1..]),
+            "sum" => sum(words.get(1).copied().unwrap_or_default()),
             "append" => append(&words[1..]),
             "show" => std::fs::read_to_string(words.get(1).copied().unwrap_or_default())
                 .map(|text| text.trim().replace('\n', ";"))
@@ -168,6 +170,38 @@ fn spawn(words: &[&str]) -> Result<String, String> {
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().map_err(|error| error.to_string())?;
     Ok(child.id().to_string())
+}
+
+/// Runs a program to its end.
+fn run(words: &[&str]) -> Result<String, String> {
+    let (program, arguments) = words.split_first().ok_or("which program?")?;
+    let mut command = std::process::Command::new(program);
+    let output = command.args(arguments).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| error.to_string())?;
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).trim().replace('\n', ";");
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
+/// Reads a file to its end. Returns a number that is another where a byte is, how many bytes it has, and the
+/// milliseconds that it took.
+fn sum(path: &str) -> Result<String, String> {
+    let mut file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let began = Instant::now();
+    let (mut sum, mut bytes) = (0u64, 0);
+    let mut piece = vec![0; 128 << 10];
+    loop {
+        let count = std::io::Read::read(&mut file, &mut piece).map_err(|error| error.to_string())?;
+        if count == 0 {
+            return Ok(format!("{sum:x} {bytes} {}", began.elapsed().as_millis()));
+        }
+        for word in piece[..count].chunks(8) {
+            let mut whole = [0; 8];
+            whole[..word.len()].copy_from_slice(word);
+            sum = sum.rotate_left(5).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from_le_bytes(whole);
+        }
+        bytes += count;
+    }
 }
 
 fn append(words: &[&str]) -> Result<String, String> {

@@ -33,6 +33,8 @@ pub struct GuestSpec {
     pub disks: Vec<DiskSpec>,
     /// A read-only disk, after the others.
     pub sample: Option<PathBuf>,
+    /// Disks that Dewar serves: the values of `--disk`.
+    pub served: Vec<String>,
     /// More QEMU arguments.
     pub extra: Vec<String>,
     /// `-accel`.
@@ -53,6 +55,7 @@ impl Default for GuestSpec {
             vcpus: 1,
             disks: vec![DiskSpec::default()],
             sample: None,
+            served: Vec::new(),
             extra: Vec::new(),
             accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
             qos: false,

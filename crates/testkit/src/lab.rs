@@ -229,6 +229,7 @@ impl Lab {
         let line = spec.command(&folder)?;
         let mut arguments = vec!["run", name];
         arguments.extend(spec.qos.then_some("--qos"));
+        arguments.extend(spec.served.iter().flat_map(|disk| ["--disk", disk]));
         arguments.push("--");
         arguments.extend(line.iter().map(String::as_str));
         let ran = self.dewar(&arguments);

@@ -44,6 +44,6 @@ pub use process::{
 };
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use second_runtime::SecondRuntime;
-pub use slow_disk::SlowDisk;
+pub use slow_disk::{SlowDisk, SlowFile};
 pub use small_disk::SmallDisk;
 pub use sweep::{rounds, sample, stride};

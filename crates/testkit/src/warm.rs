@@ -35,7 +35,11 @@ pub fn warm_spec(spec: &GuestSpec) -> Option<GuestSpec> {
         }
     }
     let has_files = spec.disks.iter().any(|disk| disk.file_system);
-    let is_plain = spec.accel == "tcg" && !spec.qos && !spec.defaults && spec.sample.is_none();
+    let is_plain = spec.accel == "tcg"
+        && !spec.qos
+        && !spec.defaults
+        && spec.sample.is_none()
+        && spec.served.is_empty();
     (is_plain && !has_files).then(|| GuestSpec { extra: kept, ..spec.clone() })
 }
 

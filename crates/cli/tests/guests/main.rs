@@ -41,3 +41,4 @@ mod upgrade;
 mod upgrade_devices;
 mod upgrade_refused;
 mod verbs;
+mod warm_reboot;

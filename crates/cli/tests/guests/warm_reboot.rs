@@ -1,0 +1,338 @@
+//! Disks that Dewar serves, and what of them outlives a reboot of the guest's OS.
+
+use crate::common;
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, kill, next_qemu, wait_until};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A guest with a served disk: a file system with some files of noise.
+struct Warm {
+    lab: Lab,
+    guest: TestGuest,
+    disk: PathBuf,
+    sums: Vec<String>,
+}
+
+/// MiB of each file.
+const FILES: [u64; 3] = [8, 16, 24];
+
+impl Warm {
+    fn new(options: &str) -> Self {
+        Self::started(options, None)
+    }
+
+    /// The same; the signal is for the process beside the guest.
+    fn started(options: &str, signal: Option<String>) -> Self {
+        let lab = common::lab();
+        let disk = make_disk(&lab);
+        let spec = GuestSpec { disks: Vec::new(), ..GuestSpec::default() };
+        let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
+        let served = format!("{},{options}", disk.display());
+        let mut command = lab.command(&["run", "g", "--disk", &served, "--"]);
+        command.args(line).envs(signal.map(|signal| ("DEWAR_TEST_SIGNAL", signal)));
+        Ran::of(&command.output().expect("dewar starts")).done();
+        let guest = lab.reach("g").expect("guest");
+        let mut this = Self { lab, guest, disk, sums: Vec::new() };
+        this.mount();
+        this.sums = this.read_all();
+        this
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.guest.console.ask(command).expect(command)
+    }
+
+    fn mount(&mut self) {
+        self.ask("run mount -t ext4 /dev/vda /mnt");
+    }
+
+    /// Reads all files; what they hold, in a number for each.
+    fn read_all(&mut self) -> Vec<String> {
+        let sum = |number: usize| self.ask(&format!("sum /mnt/file{number}"));
+        let told: Vec<String> = (0..FILES.len()).map(sum).collect();
+        told.iter().map(|it| it.rsplit_once(' ').expect("three words").0.to_owned()).collect()
+    }
+
+    /// Has the guest reset itself, and waits until it is up again.
+    fn reboot(&mut self) {
+        self.guest.console.send("spawn reboot -f").expect("reboot");
+        self.is_up();
+    }
+
+    /// Another QEMU has it.
+    fn is_again(&mut self) {
+        self.guest.console = Console::connect(&self.guest.folder.join("console")).expect("console");
+    }
+
+    fn is_up(&mut self) {
+        self.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
+        self.mount();
+    }
+
+    fn told(&self) -> Value {
+        self.lab.dewar(&["inspect", "g"]).done().json()["served_disks"].clone()
+    }
+
+    /// Waits until the memory of before was searched for the nth time; what was found.
+    fn searched(&self, held: u64) -> Value {
+        let mut told = Value::Null;
+        wait_until("the search", Duration::from_secs(20), || {
+            told = self.told();
+            told["last_reset"]["held"] == held && told["search"]["reset"] == held
+        });
+        told
+    }
+}
+
+/// A raw disk with a file system, and files in it.
+fn make_disk(lab: &Lab) -> PathBuf {
+    let (disk, files) = (lab.path().join("served.raw"), lab.path().join("files"));
+    std::fs::create_dir_all(&files).expect("folder");
+    for (number, mib) in FILES.iter().enumerate() {
+        let mut state = 77 + number as u64;
+        let noise: Vec<u8> = (0..mib << 17)
+            .flat_map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state.to_le_bytes()
+            })
+            .collect();
+        std::fs::write(files.join(format!("file{number}")), noise).expect("file");
+    }
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-F", "-b", "4096", "-d"]).arg(&files).arg(&disk).arg("160M");
+    assert!(command.status().expect("mkfs.ext4").success());
+    disk
+}
+
+/// That most of what was read before came from memory, and all is right.
+fn is_warm(warm: &mut Warm, held: u64) {
+    let found = warm.searched(held);
+    let sums = warm.sums.clone();
+    assert_eq!(warm.read_all(), sums);
+    // It is told each second.
+    std::thread::sleep(Duration::from_millis(1200));
+    let told = warm.told();
+    let disk = &told["disks"][0];
+    let kept = found["search"]["kept"].as_u64().expect("count");
+    println!("{told}");
+    assert!(kept > 12_000, "{found}");
+    assert!(disk["kept"].as_u64() < Some(kept / 100), "{told}");
+    assert_eq!(disk["wrong"], 0);
+}
+
+#[test]
+fn what_a_guest_had_read_it_has_after_a_reset_of_any_kind() {
+    let mut warm = Warm::new("cache=warm");
+    // By itself, by a panic, by sysrq-b, and from outside.
+    let ways =
+        ["spawn reboot -f", "append /proc/sysrq-trigger c", "append /proc/sysrq-trigger b", ""];
+    for (held, way) in (1..).zip(ways) {
+        warm.ask("run dd if=/dev/zero of=/mnt/written bs=64k count=16 conv=fsync");
+        if way.is_empty() {
+            let told = warm.lab.dewar(&["reboot", "g", "--now"]).done().json();
+            assert!(told["search"]["kept"].as_u64() > Some(12_000), "{told}");
+        } else {
+            warm.guest.console.send(way).expect(way);
+        }
+        warm.is_up();
+        is_warm(&mut warm, held);
+    }
+    // Off is off.
+    warm.ask("run sync");
+    warm.guest.console.send("spawn poweroff -f").expect("poweroff");
+    wait_until("the end", Duration::from_secs(20), || {
+        warm.lab.ps("g").is_some_and(|it| it["state"] == "ended")
+    });
+    wait_until("the end of ours", Duration::from_secs(20), || {
+        ours(&warm.lab, "__disks").is_empty() && ours(&warm.lab, "__disk-server").is_empty()
+    });
+    let mut fsck = Command::new("e2fsck");
+    // After crashes its journal is played first.
+    fsck.args(["-f", "-y"]).arg(&warm.disk).stdout(Stdio::null());
+    assert!(fsck.status().expect("e2fsck").code().is_some_and(|code| code <= 1));
+    fsck = Command::new("e2fsck");
+    fsck.args(["-f", "-n"]).arg(&warm.disk);
+    assert!(fsck.status().expect("e2fsck").success());
+}
+
+/// The processes of ours that serve a guest of a lab.
+fn ours(lab: &Lab, verb: &str) -> Vec<i32> {
+    let root = lab.root().display().to_string();
+    let is_one = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|it| *it == 0).collect();
+        words.contains(&root.as_bytes()) && words.contains(&verb.as_bytes())
+    };
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+}
+
+#[test]
+fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
+    let lab = common::lab();
+    let served = lab.path().join("plain.raw");
+    File::create(&served).and_then(|it| it.set_len(64 << 20)).expect("disk");
+    let served = vec![format!("{},cache=warm", served.display())];
+    let spec = GuestSpec { disks: Vec::new(), served, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    // Writes blocks past its own cache, and knows what each must hold.
+    guest.console.ask("check 200 1 disk").expect("writer");
+    let mut count = 0;
+    let mut goes_on = |guest: &mut TestGuest| {
+        wait_until("the writer to go on", Duration::from_secs(30), || {
+            let now = guest.console.ask("count").expect("count").parse::<u64>().expect("number");
+            std::mem::replace(&mut count, now) < now
+        });
+        guest.console.ask("verify").expect("all as it was left");
+    };
+    for verbs in [&["__disk-server"][..], &["__disks"], &["__disk-server", "__disks"]].repeat(3) {
+        goes_on(&mut guest);
+        for verb in verbs {
+            let pids = ours(&lab, verb);
+            assert_eq!(pids.len(), 1, "{verb}");
+            kill(pids[0], Signal::KILL);
+        }
+        if verbs.len() == 2 {
+            // Nobody is left to start the other one.
+            lab.dewar(&["ps"]).done();
+        }
+        wait_until("both to be there", Duration::from_secs(20), || {
+            ["__disk-server", "__disks"].iter().all(|verb| ours(&lab, verb).len() == 1)
+        });
+        goes_on(&mut guest);
+    }
+}
+
+#[test]
+fn a_supervisor_that_dies_at_any_step_leaves_no_guest_held() {
+    for step in ["held", "made", "mapped", "exchanged", "reset"] {
+        let mut warm = Warm::started("cache=warm", Some(format!("{step}:kill")));
+        let before = ours(&warm.lab, "__disks");
+        warm.reboot();
+        let sums = warm.sums.clone();
+        assert_eq!(warm.read_all(), sums, "{step}");
+        assert_ne!(ours(&warm.lab, "__disks"), before, "{step}");
+        // Nothing lies about.
+        assert_eq!(warm.lab.ram_files("g").len(), 1, "{step}");
+        warm.lab.dewar(&["stop", "g", "--now"]).done();
+    }
+}
+
+#[test]
+fn another_qemu_and_a_freeze_leave_the_disks_served_and_the_next_reboot_warm() {
+    let mut warm = Warm::new("cache=warm");
+    let mut upgrade = vec!["upgrade", "g", "--yes"];
+    let next = next_qemu().map(|it| it.display().to_string());
+    upgrade.extend(next.iter().flat_map(|it| ["--qemu", it]));
+    warm.lab.dewar(&upgrade).done();
+    warm.is_again();
+    warm.lab.dewar(&["checkpoint", "g"]).failed(4, &["disks Dewar serves", "runs on"]);
+    let sums = warm.sums.clone();
+    assert_eq!(warm.read_all(), sums);
+    warm.reboot();
+    is_warm(&mut warm, 1);
+    warm.lab.dewar(&["freeze", "g"]).done();
+    wait_until("the end of ours", Duration::from_secs(20), || {
+        ours(&warm.lab, "__disks").is_empty() && ours(&warm.lab, "__disk-server").is_empty()
+    });
+    // Nobody has its lock now. Who writes it is noticed.
+    let disk = File::options().write(true).open(&warm.disk).expect("disk");
+    let written = disk.metadata().and_then(|it| it.modified()).expect("time");
+    disk.set_modified(written + Duration::from_secs(1)).expect("time");
+    warm.lab.dewar(&["thaw", "g"]).failed(1, &["was written while"]);
+    disk.set_modified(written).expect("time");
+    warm.lab.dewar(&["thaw", "g"]).done();
+    warm.is_again();
+    assert_eq!(warm.read_all(), sums);
+    warm.reboot();
+    assert_eq!(warm.read_all(), sums);
+}
+
+#[test]
+fn what_the_user_says_of_resets_is_done_and_a_command_at_work_is_not_disturbed() {
+    let mut warm = Warm::new("cache=warm,cache-size=16M");
+    warm.reboot();
+    let found = warm.searched(1);
+    assert_eq!(found["search"]["kept"], 4096, "{found}");
+    assert!(found["search"]["too_many"].as_u64() > Some(7000), "{found}");
+    let sums = warm.sums.clone();
+    assert_eq!(warm.read_all(), sums);
+    // Who has the guest's lock has its memory in hand.
+    std::thread::sleep(Duration::from_secs(4));
+    let lock = File::open(warm.lab.root().join("guests/g/lock")).expect("lock");
+    flock(&lock, FlockOperation::LockExclusive).expect("lock");
+    warm.reboot();
+    drop(lock);
+    wait_until("the reset to be told", Duration::from_secs(10), || {
+        let told = warm.told();
+        told["last_reset"]["held"] == 2 && told["last_reset"]["cold"].is_string()
+    });
+    assert_eq!(warm.read_all(), sums);
+
+    let lab = common::lab();
+    let disk = make_disk(&lab);
+    let spec = GuestSpec {
+        disks: Vec::new(),
+        served: vec![format!("{},cache=warm", disk.display())],
+        extra: vec!["-no-reboot".to_owned()],
+        ..GuestSpec::default()
+    };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.send("spawn reboot -f").expect("reboot");
+    wait_until("the end", Duration::from_secs(20), || {
+        lab.ps("g").is_some_and(|it| it["state"] == "ended")
+            && ours(&lab, "__disks").is_empty()
+            && ours(&lab, "__disk-server").is_empty()
+    });
+}
+
+#[test]
+fn disks_of_any_kind_are_served_and_what_cannot_be_leaves_nothing() {
+    let lab = common::lab();
+    let (raw, qcow2) = (make_disk(&lab), lab.path().join("second.qcow2"));
+    let mut command = Command::new("qemu-img");
+    command.args(["convert", "-q", "-O", "qcow2"]).args([&raw, &qcow2]);
+    assert!(command.status().expect("qemu-img").success());
+    let served = vec![
+        format!("{},format=qcow2,cache=warm", qcow2.display()),
+        format!("{},readonly,id=second", raw.display()),
+    ];
+    let spec = GuestSpec { disks: Vec::new(), served, ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    let mut ask = |command: &str| guest.console.ask(command).expect(command);
+    ask("run mount -t ext4 /dev/vda /mnt");
+    ask("run mkdir /second");
+    ask("run mount -o ro,noload -t ext4 /dev/vdb /second");
+    let sum = ask("sum /mnt/file0");
+    let of = |told: &str| told.rsplit_once(' ').expect("three words").0.to_owned();
+    assert_eq!(of(&sum), of(&ask("sum /second/file0")));
+    ask("run dd if=/dev/zero of=/mnt/written bs=64k count=16 conv=fsync");
+    assert!(guest.console.ask("run dd if=/dev/zero of=/dev/vdb bs=4k count=1 conv=fsync").is_err());
+    // A disk that is in use, none, one twice, and an option that is none.
+    let run = |disks: &[String]| {
+        let mut words = vec!["run", "h"];
+        words.extend(disks.iter().flat_map(|disk| ["--disk", disk]));
+        words.extend(["--", "qemu-system-x86_64", "-display", "none"]);
+        lab.dewar(&words)
+    };
+    let raw = raw.display().to_string();
+    run(&[qcow2.display().to_string()]).failed(1, &["in use by another program"]);
+    run(&["/nowhere".to_owned()]).failed(2, &["No such file"]);
+    run(&[format!("{raw},readonly"), format!("{raw},readonly,id=x")])
+        .failed(2, &["another has its path"]);
+    run(&[format!("{raw},cache=hot")]).failed(2, &["'cache=hot' is not understood"]);
+    let odd = lab.path().join("odd");
+    std::fs::write(&odd, "x").expect("file");
+    run(&[odd.display().to_string()]).failed(1, &["no multiple of 512"]);
+    assert!(lab.ps("h").is_none() && lab.ram_files("h").is_empty());
+    wait_until("nobody to serve it", Duration::from_secs(20), || {
+        ours(&lab, "__disks").len() == 1 && ours(&lab, "__disk-server").len() == 1
+    });
+}
