@@ -147,7 +147,7 @@ fn a_checkpoint_tells_what_it_promises() {
 #[test]
 fn who_waits_longer_than_he_asked_is_told_why() {
     let lab = common::lab();
-    let extra = ["-device", "bochs-display,vgamem=64M"].map(str::to_owned).to_vec();
+    let extra = ["-device", "bochs-display,vgamem=256M"].map(str::to_owned).to_vec();
     let _guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
     let told = Command::new(env!("CARGO_BIN_EXE_dewar"))
         .arg("--root")
