@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  dewar run web -- qemu-system-x86_64 -m 2G -nographic \
-    -drive file=web.qcow2,if=virtio")]
+#[command(after_help = "Examples:\n  dewar run web -- qemu-system-x86_64 -m 2G -nographic \
+    -drive file=web.qcow2,if=virtio\n  \
+    dewar run mail --disk mail.raw,cache=warm -- qemu-system-x86_64 -m 2G -nographic")]
 pub struct RunArgs {
     /// The guest's name: letters, digits, '-', '_', '.'; at most 40.
     pub name: String,
