@@ -15,10 +15,8 @@ const OF_RESETS: [&str; 4] = ["no-reboot", "no-shutdown", "action", "watchdog-ac
 /// A disk that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedNode {
-    /// The node that a device names as its drive.
+    /// The node that a device names as its drive, and its name at the server.
     pub id: String,
-    /// Its name at the server.
-    pub export: String,
     /// Its format: `raw` or `qcow2`.
     pub format: String,
     /// Whether the guest may not write it.
@@ -39,12 +37,12 @@ pub fn with_served_disks(
     // QEMU takes two commas for one.
     let path = |path: &Path| path.display().to_string().replace(',', ",,");
     let mut all = line.to_vec();
-    for ServedNode { id, export, format, is_read_only } in disks {
+    for ServedNode { id, format, is_read_only } in disks {
         let access = if *is_read_only { "on" } else { "off" };
         all.extend([
             "-blockdev".to_owned(),
             format!(
-                "driver=nbd,node-name={id}-server,server.type=unix,server.path={},export={export},\
+                "driver=nbd,node-name={id}-server,server.type=unix,server.path={},export={id},\
                  reconnect-delay={RECONNECTS_WITHIN},read-only={access},discard=unmap",
                 path(socket)
             ),
@@ -92,7 +90,6 @@ mod tests {
             ["-m", "1G", "-device", "scsi-hd,drive=root"].map(str::to_owned).to_vec();
         let disk = |id: &str| ServedNode {
             id: id.to_owned(),
-            export: id.to_owned(),
             format: "raw".to_owned(),
             is_read_only: false,
         };

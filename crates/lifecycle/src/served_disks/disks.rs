@@ -31,7 +31,8 @@ pub struct ServedDisk {
     pub is_read_only: bool,
     /// Whether what is known of it outlives a reboot.
     pub is_warm: bool,
-    /// Most bytes that are kept for it then; nothing where that is as much as the guest has memory.
+    /// Most bytes that are kept then, together with those of the other warm disks; nothing where that is as much as the guest
+    /// has memory.
     pub cache_bytes: Option<u64>,
 }
 
@@ -65,7 +66,6 @@ impl ServedDisks {
     pub fn on(&self, line: &[String], folder: &GuestFolder) -> Result<Vec<String>, Failure> {
         let node = |disk: &ServedDisk| ServedNode {
             id: disk.id.clone(),
-            export: disk.id.clone(),
             format: disk.format.clone(),
             is_read_only: disk.is_read_only,
         };
