@@ -59,7 +59,7 @@ pub struct Dump {
     copied: Option<PreCopy>,
     frozen_at: Instant,
     runtime: Option<Child>,
-    /// The connection that the container's end waits for, where its pages are left to us.
+    /// The connection for whose end CRIU waits before it lets the container run.
     hold: Option<TcpStream>,
 }
 
