@@ -150,9 +150,11 @@ fn what_a_guest_had_read_it_has_after_a_reset_of_any_kind() {
     wait_until("the end", Duration::from_secs(20), || {
         warm.lab.ps("g").is_some_and(|it| it["state"] == "ended")
     });
+    warm.lab.dewar(&["rm", "g"]).done();
     wait_until("the end of ours", Duration::from_secs(20), || {
         ours(&warm.lab, "__disks").is_empty() && ours(&warm.lab, "__disk-server").is_empty()
     });
+    assert!(!warm.lab.root().join("guests/g").exists());
     let mut fsck = Command::new("e2fsck");
     // After crashes its journal is played first.
     fsck.args(["-f", "-y"]).arg(&warm.disk).stdout(Stdio::null());

@@ -83,10 +83,9 @@ pub fn serve(host: &Host, name: &str) -> Result<(), Failure> {
     }
     // The supervisor was killed. QEMU waits until the next one's server is there; a guest that is about to start has the
     // lock of the command that starts it.
-    let is_needed = || {
-        let record = folder.record_if_any();
-        !record.is_ok_and(|it| it.is_none_or(|it| !it.process.is_alive())) || folder.lock().is_err()
-    };
+    let has_disks = || ServedDisks::of(&folder).is_ok_and(|disks| disks.is_some());
+    let runs = || folder.record().is_ok_and(|record| record.process.is_alive());
+    let is_needed = || has_disks() && (runs() || folder.lock().is_err());
     while is_needed() && start(folder.root(), "__disks", name).is_err() {
         std::thread::sleep(TICK);
     }

@@ -97,7 +97,8 @@ struct Supervisor<'h> {
 impl Supervisor<'_> {
     /// The guest as it runs now; nothing where it has ended and no command is about to start it.
     fn next_guest(&mut self) -> Result<Option<GuestRecord>, Failure> {
-        loop {
+        // A guest that was removed meanwhile has none, and its folder is not to be made again by a lock.
+        while ServedDisks::of(self.folder)?.is_some() {
             let record = self.folder.record_if_any()?;
             if let Some(record) = record.filter(|record| record.process.is_alive()) {
                 return Ok(Some(record));
@@ -110,11 +111,10 @@ impl Supervisor<'_> {
                     self.folder.remove(SUPERVISOR)?;
                     return Ok(None);
                 }
-            } else if ServedDisks::of(self.folder)?.is_none() {
-                return Ok(None);
             }
             std::thread::sleep(TICK / 4);
         }
+        Ok(None)
     }
 
     /// Beside one QEMU, until it ends.
@@ -128,8 +128,8 @@ impl Supervisor<'_> {
             }
             std::thread::sleep(TICK / 10);
         }
-        if let Ok(_lock) = self.folder.lock() {
-            let _ = settle(record);
+        if ServedDisks::of(self.folder).is_ok_and(|disks| disks.is_some()) {
+            let _ = self.folder.lock().map(|_lock| settle(record));
         }
     }
 
@@ -279,7 +279,7 @@ impl Supervisor<'_> {
         let disks = ServedDisks::of(self.folder).ok().flatten().ok_or("it has no such disks")?;
         let wanted = |bytes: Option<u64>| bytes.unwrap_or(disks.memory_bytes);
         let warm = disks.disks.iter().filter(|disk| disk.is_warm);
-        let wanted = warm.map(|disk| wanted(disk.cache_bytes)).max().unwrap_or(0);
+        let wanted: u64 = warm.map(|disk| wanted(disk.cache_bytes)).sum();
         let beside = record.ram.first().and_then(|ram| ram.path.parent()).unwrap_or(Path::new("/"));
         let room = self.host.ram_room(&record.name, beside, false).map_err(|it| it.to_string())?;
         let blocks = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.blocks() * 512);
