@@ -28,6 +28,9 @@ pub use restore::{
     DiskPlace, RestorePlan, disk_places, plan_restore, with_other_disks, without_ram_paths,
 };
 pub(crate) use restore::{file_of, nested_filename, replace_disk};
-pub use served_disks::{RESET_MONITOR_FILE, ServedNode, own_reset_option, with_served_disks};
+pub use served_disks::{
+    DISKS_SOCKET_FILE, LONGEST_DISK_ID, RESET_MONITOR_FILE, ServedNode, own_reset_option,
+    served_nodes, with_served_disks,
+};
 pub use sockets::require_sockets;
 pub(crate) use truncated::keep_truncated;

@@ -1,7 +1,7 @@
 //! What a running QEMU is made of, by QMP and `/proc`, and whether Dewar can
 //! handle it. Nothing is changed.
 
-use crate::cmdline::file_of;
+use crate::cmdline::{file_of, served_nodes};
 use crate::qemu_user::closed_disk;
 use crate::qmp::{Qmp, QmpError};
 use dewar_guest::{DiskInfo, GuestError};
@@ -35,6 +35,8 @@ pub struct Disk {
     pub file: String,
     /// Whether it is opened past the host's page cache.
     pub direct: bool,
+    /// Whether a process of ours serves it: then that has its file open, not QEMU.
+    pub is_served: bool,
 }
 
 /// A guest that can be handled.
@@ -95,11 +97,12 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
         true => ask("query-named-block-nodes", json!({"flat": true}))?,
         false => Value::Null,
     };
-    let disks = writable_disks(&blocks, &nodes, &mut reasons);
+    let mut disks = writable_disks(&blocks, &nodes, &mut reasons);
     if crate::namespaces::is_same_namespace(record.process.pid, "mnt") {
         let files: Vec<_> = disks.iter().map(|disk| record.folder.join(&disk.file)).collect();
         reasons.extend(closed_disk(record.process.pid, &files));
     }
+    name_served(&mut disks, &record.arguments);
     let ram = map_ram(&mut ask, &backends, record, &mut reasons)?;
     if !reasons.is_empty() {
         return Err(GuestError::Unsupported { guest: name.clone(), reasons });
@@ -199,9 +202,21 @@ fn writable_disks(blocks: &Value, nodes: &Value, reasons: &mut Vec<String>) -> V
             format,
             file: text(&inserted["file"]),
             direct: inserted["cache"]["direct"].as_bool() == Some(true),
+            is_served: false,
         });
     }
     disks
+}
+
+/// Gives disks that are served the names of their files: QEMU knows only their server.
+fn name_served(disks: &mut [Disk], line: &[String]) {
+    let served = served_nodes(line);
+    for disk in disks {
+        if let Some(node) = served.iter().find(|it| it.id == disk.node) {
+            disk.file = node.path.display().to_string();
+            disk.is_served = true;
+        }
+    }
 }
 
 /// Maps every RAM backend, in the order in which QEMU tells of them, by id.

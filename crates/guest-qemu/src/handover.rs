@@ -52,8 +52,7 @@ pub(crate) use plan::{
     refuse_other_network, refuse_what_changed, refuse_what_is_under_way,
 };
 pub use switch::Waiting;
-pub(crate) use under_way::is_under_way;
-pub use under_way::processes;
+pub use under_way::{is_under_way, processes};
 
 use dewar_registry::{GuestFolder, GuestRecord};
 use finish::{back, forward};

@@ -67,7 +67,6 @@ pub fn take_guarded(
     reporter: &dyn Reporter,
 ) -> Result<(CheckpointOutcome, Health), Failure> {
     let AttachedGuest { guest, folder, lock } = attached;
-    served_disks::refuse(folder, "be checkpointed")?;
     let mut guardian = None;
     let result = take(guest, folder, store, request, reporter, |guest| {
         let url = store.url();
@@ -129,8 +128,9 @@ pub fn take(
     reporter: &dyn Reporter,
     guard: impl FnOnce(&QemuGuest) -> Result<Option<Pauses>, Failure>,
 ) -> Result<CheckpointOutcome, Failure> {
-    let machine =
+    let mut machine =
         guest.machine().map_err(|error| Failure::from(error).state("the guest was not touched"))?;
+    served_disks::describe(folder, &mut machine)?;
     let tracking = Tracking::load(folder, guest.record())?;
     let unreadable = |why| reporter.warn(&format!("all pages are stored: {why}"));
     let base = if request.full {

@@ -6,7 +6,6 @@ use crate::failure::{Code, Failure, GONE};
 use crate::frozen_state::sums_of;
 use crate::guardian::Guardian;
 use crate::reporter::Reporter;
-use crate::served_disks::{self, ServedDisks};
 use crate::tracking::{Tracking, written_before};
 use dewar_guest::{Guest, Health};
 use dewar_guest_qemu::QemuGuest;
@@ -48,7 +47,6 @@ pub fn freeze(
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
     let store = match &place {
         Place::InStore(location) => {
-            served_disks::refuse(&folder, "be frozen into a store")?;
             Some(Store::open_or_create(location).map_err(|error| untouched(error.into()))?)
         }
         Place::InPlace { .. } => {
@@ -151,13 +149,11 @@ fn keep_in_place(
     let found = guest.found();
     // QEMU has given them up with the state.
     let disks = found.disks.iter().map(|disk| checked.folder.join(&disk.file));
-    let served = ServedDisks::of(folder)?.map(|it| it.disks).unwrap_or_default();
-    let served = served.into_iter().map(|disk| disk.path);
     let kept = Kept::InPlace {
         state,
         sum: format!("{:032x}", sum(&bytes)),
         sums: checksums,
-        disks: disks.chain(served).filter_map(|path| KeptDisk::of(&path)).collect(),
+        disks: disks.filter_map(|path| KeptDisk::of(&path)).collect(),
     };
     let machine = found.machine.clone();
     Ok(Frozen { was_running, machine, forwards: ports(guest), kept })

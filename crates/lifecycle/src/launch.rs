@@ -5,11 +5,9 @@ use crate::host::Host;
 use crate::locked_guest::{NextGuest, clear_predecessor};
 use crate::ram_dir::ram_dir;
 use crate::ram_files::ram_files;
-use crate::served_disks::{self, ServedDisk, ServedDisks};
+use crate::served_disks::{self, ServedDisk};
 use dewar_guest::GuestError;
-use dewar_guest_qemu::cmdline::{
-    PORT_FILE, RunPlan, Unsupported, disk_places, plan_run, with_heartbeats,
-};
+use dewar_guest_qemu::cmdline::{PORT_FILE, Unsupported, disk_places, plan_run, with_heartbeats};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files, remove_files};
 use dewar_guest_qemu::{QemuGuest, QemuUser, Qmp, RunState, discover};
 use dewar_registry::{GuestFolder, GuestRecord};
@@ -63,13 +61,10 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
     let unfit = |why: Unsupported| {
         Failure::new(Code::Unsupported, format!("this command line cannot be run: {why}"))
     };
-    let memory_bytes = |plan: &RunPlan| plan.regions.iter().map(|region| region.bytes).sum();
-    let mut plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
-    let served = ServedDisks { disks, memory_bytes: memory_bytes(&plan) };
-    if !served.disks.is_empty() {
-        arguments = served.on(&arguments, &folder)?;
-        plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
+    if !disks.is_empty() {
+        arguments = served_disks::on_line(&disks, &arguments, &folder)?;
     }
+    let plan = plan_run(&arguments, &socket, ram_path).map_err(unfit)?;
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Code::Failed, format!("the present folder: {error}")))?;
     refuse_stale_disks(&arguments, &here)?;
@@ -82,13 +77,13 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
     let room = |folder: &Path| host.ram_room(&name, folder, overcommit);
     let owned_ram = make_ram_files(&plan.regions, 0, room)?;
     let log = folder.file("console.log");
-    if !served.disks.is_empty() {
-        served.serve(&folder).inspect_err(|_| remove_files(&owned_ram))?;
-    }
+    let memory_bytes = plan.regions.iter().map(|region| region.bytes).sum();
+    served_disks::serve_line(&folder, &arguments, &disks, memory_bytes)
+        .inspect_err(|_| remove_files(&owned_ram))?;
     let launched = launch(&program, &plan, &here, &log, &socket, Inherited::default())
         .inspect_err(|_| {
             remove_files(&owned_ram);
-            let _ = folder.remove(served_disks::FILE);
+            let _ = served_disks::forget(&folder);
         })?;
     let record = GuestRecord::new(&name, launched.process, (program, arguments), here, socket);
     let mut record = GuestRecord { ram: ram_files(&plan.regions), owned_ram, ..record };
@@ -103,9 +98,6 @@ pub fn start(host: &Host, request: LaunchRequest) -> Result<Started, Failure> {
 /// Why no checkpoint could be taken of a guest as it was started, if so: told now, and not
 /// when somebody counts on one.
 fn what_is_refused(folder: &GuestFolder, record: &GuestRecord) -> Option<String> {
-    if let Err(failure) = served_disks::refuse(folder, "be checkpointed") {
-        return Some(failure.what().to_owned());
-    }
     let mut guest = QemuGuest::attach(folder.clone(), record.clone()).ok()?;
     match guest.machine() {
         Err(GuestError::Unsupported { reasons, .. }) => Some(reasons.join("; ")),
@@ -129,7 +121,7 @@ fn note(folder: &GuestFolder, record: &mut GuestRecord, mut qmp: Qmp) -> Result<
 fn end(folder: &GuestFolder, record: &GuestRecord, before: Option<GuestRecord>) {
     kill(&record.process);
     let _ = folder.remove_ram(record);
-    let _ = folder.remove(served_disks::FILE);
+    let _ = served_disks::forget(folder);
     let _ = match before {
         Some(before) => folder.set_record(&before),
         None => folder.remove("guest.json"),

@@ -16,8 +16,8 @@
 //! Where both are killed at once the next command that looks at the guest starts them; until then its I/O waits. What a
 //! server had in its cache goes with it. What it had written is in the files.
 //!
-//! The supervisor lives as long as the guest's QEMU, or as long as a command has the guest's lock: `upgrade` gives it another
-//! QEMU, and `run` starts the supervisor first.
+//! The supervisor lives as long as the guest's QEMU. `run`, `restore` and `thaw` start it first: until it has seen a QEMU it
+//! lives as long as the command that started it has the guest's lock. `upgrade` gives the guest another QEMU.
 
 mod disks;
 mod server;
@@ -25,8 +25,8 @@ mod server_watch;
 mod state;
 mod supervisor;
 
-pub(crate) use disks::{FILE, forget, refuse, serve_again};
 pub use disks::{ServedDisk, ServedDisks, recover};
+pub(crate) use disks::{describe, described, forget, on_line, refuse, serve_line, serve_record};
 pub use server::serve;
 pub use state::{LastReset, SearchState, ServedState};
 pub use supervisor::supervise;

@@ -111,7 +111,7 @@ fn load(
 ) -> Result<(Incoming, Vec<String>), Failure> {
     let before = record.clone();
     let tracking = Tracking::load(folder, &record)?.filter(|it| it.since.is_some());
-    served_disks::serve_again(folder)?;
+    served_disks::serve_record(folder, &record)?;
     let launched = start(folder, &record, &frozen.machine)?;
     reporter.stage("started");
     let mut record = GuestRecord {

@@ -3,7 +3,7 @@
 use crate::output::milliseconds;
 use dewar_checkpoint::CheckpointOutcome;
 use dewar_guest_qemu::start_from_state::excluded_disks;
-use dewar_image::{EpochRecord, Record, Store};
+use dewar_image::{EpochRecord, Record, StageRecord, Store};
 use dewar_lifecycle::text::foreign;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
@@ -122,27 +122,38 @@ pub fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> 
     if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
         let limit = dewar_units::format_duration(max_pause);
         text.push_str(&format!("\nthe pause was longer than --max-pause {limit}: "));
-        let took = |step: &str| summary.stages.iter().find(|it| it.step == step).map(|it| it.at_ms);
-        let state_ms = took("state-saved").zip(took("stopped")).map_or(0.0, |(to, from)| to - from);
-        let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
-        text.push_str(&match state_ms > summary.pause_ms / 2.0 {
-            true if record.disks.len() > MANY_DISKS => format!(
-                "QEMU took {} to put its {} disks aside and to save its devices",
-                milliseconds(state_ms),
-                record.disks.len()
-            ),
-            true => format!(
-                "QEMU took {} to save its devices, with the memory of a display if it has one",
-                milliseconds(state_ms)
-            ),
-            false => format!("the guest still wrote {last} pages in the last epoch"),
-        });
+        text.push_str(&why_so_long(record));
         if summary.captured.overflowed > 0 {
             let over = summary.captured.overflowed;
             text.push_str(&format!(", and {over} found no room: a larger --buffer may help"));
         }
     }
     text
+}
+
+/// What of a pause took longest.
+fn why_so_long(record: &Record) -> String {
+    let stages = &record.summary.stages;
+    let from = stages.iter().position(|it| it.step == "stopping").unwrap_or(stages.len());
+    let steps = stages[from..].windows(2).take_while(|pair| pair[0].step != "resumed");
+    let of = |pair: &[StageRecord]| pair[1].at_ms - pair[0].at_ms;
+    let longest = steps.max_by(|one, other| of(one).total_cmp(&of(other)));
+    let last = record.summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
+    match longest {
+        Some(pair) if pair[1].step == "state-saved" && record.disks.len() > MANY_DISKS => format!(
+            "QEMU took {} to put its {} disks aside and to save its devices",
+            milliseconds(of(pair)),
+            record.disks.len()
+        ),
+        Some(pair) if pair[1].step == "state-saved" => format!(
+            "QEMU took {} to save its devices, with the memory of a display if it has one",
+            milliseconds(of(pair))
+        ),
+        Some(pair) if last == 0 => {
+            format!("{} of it went by until '{}'", milliseconds(of(pair)), pair[1].step)
+        }
+        _ => format!("the guest still wrote {last} pages in the last epoch"),
+    }
 }
 
 /// How many epochs there were, and of how many pages the last ones.

@@ -2,6 +2,7 @@ use crate::args::RunArgs;
 use crate::context::Context;
 use crate::output::{note, warn};
 use crate::verbs::doctor::require_tracking;
+use dewar_guest_qemu::cmdline::LONGEST_DISK_ID;
 use dewar_lifecycle::launch::{LaunchRequest, Started, start};
 use dewar_lifecycle::served_disks::ServedDisk;
 use dewar_lifecycle::{Code, Failure};
@@ -88,7 +89,9 @@ fn served_disk(at: usize, word: &str) -> Result<ServedDisk, Failure> {
                 let size = size.parse::<ByteSize>().map_err(|error| bad(error.to_string()))?;
                 disk.cache_bytes = Some(size.0);
             }
-            Some(("id", id)) if !id.is_empty() => disk.id = id.to_owned(),
+            Some(("id", id)) if (1..=LONGEST_DISK_ID).contains(&id.len()) => {
+                disk.id = id.to_owned()
+            }
             _ => return Err(bad(format!("'{part}' is not understood"))),
         }
     }

@@ -16,34 +16,22 @@ fn dewar(arguments: &[&str]) -> (i32, String) {
 
 #[test]
 fn every_verb_has_help_with_an_example() {
-    let verbs = [
-        "run",
-        "adopt",
-        "ps",
-        "inspect",
-        "stop",
-        "rm",
-        "checkpoint",
-        "ls",
-        "restore",
-        "receive",
-        "verify",
-        "delete",
-        "gc",
-        "diff",
-        "report",
-        "doctor",
-        "completions",
-        "man",
-    ];
+    let (_, all) = dewar(&["--help"]);
+    assert!(!all.contains("__"), "hidden verbs are hidden");
+    let commands =
+        all.split("Commands:\n").nth(1).expect("commands").split("\n\n").next().expect("commands");
+    let verbs = commands
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|verb| *verb != "help");
+    let verbs: Vec<&str> = verbs.collect();
+    assert!(verbs.contains(&"run") && verbs.contains(&"man"), "{all}");
     for verb in verbs {
         let (code, text) = dewar(&[verb, "--help"]);
         assert_eq!(code, 0);
-        assert!(text.contains("Example:\n  dewar "), "{verb}: {text}");
+        let examples = ["Example:\n  dewar ", "Examples:\n  dewar "];
+        assert!(examples.iter().any(|words| text.contains(words)), "{verb}: {text}");
     }
-    let (_, all) = dewar(&["--help"]);
-    assert!(verbs.iter().all(|verb| all.contains(&format!("  {verb} "))), "{all}");
-    assert!(!all.contains("__"), "hidden verbs are hidden");
     for shell in ["bash", "zsh", "fish"] {
         assert!(dewar(&["completions", shell]).1.contains("checkpoint"));
     }
@@ -147,7 +135,9 @@ fn a_checkpoint_tells_what_it_promises() {
 #[test]
 fn who_waits_longer_than_he_asked_is_told_why() {
     let lab = common::lab();
-    let extra = ["-device", "bochs-display,vgamem=256M"].map(str::to_owned).to_vec();
+    // Memory of displays, which is saved in the pause.
+    let extra = ["-device", "bochs-display,vgamem=256M"].repeat(3);
+    let extra = extra.into_iter().map(str::to_owned).collect();
     let _guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
     let told = Command::new(env!("CARGO_BIN_EXE_dewar"))
         .arg("--root")

@@ -1,6 +1,6 @@
 //! The serial port on which a guest tells how it meets its deadlines.
 
-use super::options::{Properties, Unsupported, arguments};
+use super::options::change_option;
 use serde_json::Value;
 use std::path::Path;
 
@@ -29,21 +29,12 @@ pub fn with_heartbeats(line: &[String], socket: &Path) -> Vec<String> {
 
 /// Moves the port of a command line that has one to another socket: the guest may
 /// come back by another name while the one before still runs, or at another host.
-///
-/// # Errors
-/// Where a character device cannot be understood.
-pub fn move_heartbeats(line: &mut [String], socket: &Path) -> Result<(), Unsupported> {
-    let mut moved = Vec::new();
-    for argument in arguments(line).iter().filter(|argument| argument.name == "chardev") {
-        let mut chardev = Properties::parse(argument.value.unwrap_or_default())?;
-        if chardev.get("id", "").as_deref() == Some(CHARDEV) {
-            let path = socket.display().to_string();
-            chardev.set("path", &path, Value::from(path.as_str()));
-            moved.push((argument.at + 1, chardev.to_string()));
-        }
-    }
-    moved.into_iter().for_each(|(at, text)| line[at] = text);
-    Ok(())
+pub fn move_heartbeats(line: &mut [String], socket: &Path) {
+    let path = socket.display().to_string();
+    change_option(line, "chardev", ("id", CHARDEV), |chardev| {
+        chardev.set("path", &path, Value::from(path.as_str()));
+        chardev.to_string()
+    });
 }
 
 #[cfg(test)]
@@ -57,7 +48,7 @@ mod tests {
         let mut with = with_heartbeats(&line, Path::new("/a,b/qos.sock"));
         assert_eq!(with[..4], line);
         assert!(with[7].contains("path=/a,,b/qos.sock,server=on"), "{}", with[7]);
-        move_heartbeats(&mut with, Path::new("/c,d/qos.sock")).expect("moved");
+        move_heartbeats(&mut with, Path::new("/c,d/qos.sock"));
         assert!(with[7].contains("path=/c,,d/qos.sock"), "{}", with[7]);
         assert_eq!(with[..4], line);
     }

@@ -1,7 +1,8 @@
-//! The one change that `run` makes to a command line: RAM becomes shared
-//! files; and the one thing that it adds: a QMP socket.
+//! What `run` changes of a command line: RAM becomes shared files, and disks that Dewar serves are on its server; and
+//! the one thing that it adds: a QMP socket.
 
 use super::options::{Argument, Properties, Unsupported, arguments, parse_size};
+use super::served_disks::{DISKS_SOCKET_FILE, over_nbd};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -83,7 +84,8 @@ impl RunPlan {
 }
 
 /// Plans how to run the command line `line` (without the program): RAM in
-/// files that `ram_path` names by backend id, a QMP socket at `qmp`.
+/// files that `ram_path` names by backend id, a QMP socket at `qmp`, and the server of its disks, if Dewar serves some,
+/// beside that.
 ///
 /// # Errors
 /// Where the guest's RAM cannot be shared, or a device makes tracking wrong.
@@ -125,6 +127,7 @@ pub fn plan_run(
         ]);
         regions.push(PlannedRegion { id: BACKEND_ID.to_owned(), bytes, path, owned: true });
     }
+    over_nbd(&mut changed, &qmp.with_file_name(DISKS_SOCKET_FILE));
     let socket = qmp.display().to_string().replace(',', ",,");
     changed.extend([
         "-chardev".to_owned(),

@@ -211,6 +211,22 @@ impl std::fmt::Display for Properties {
     }
 }
 
+/// Puts what `with` makes of it in the place of each option of this name that has that property.
+pub(super) fn change_option(
+    line: &mut [String],
+    option: &str,
+    (key, wanted): (&str, &str),
+    with: impl Fn(&mut Properties) -> String,
+) {
+    let changed = arguments(line).into_iter().filter(|it| it.name == option).filter_map(|it| {
+        let mut options = Properties::parse(it.value?).ok()?;
+        let is_it = options.get(key, "").as_deref() == Some(wanted);
+        is_it.then(|| (it.at + 1, with(&mut options)))
+    });
+    let changed: Vec<(usize, String)> = changed.collect();
+    changed.into_iter().for_each(|(at, text)| line[at] = text);
+}
+
 /// Reads a memory size; a plain number counts in `unit` bytes.
 pub(crate) fn parse_size(text: &str, unit: u64) -> Result<u64, Unsupported> {
     let bad = || Unsupported(format!("'{text}' is not a memory size"));

@@ -5,6 +5,7 @@ use super::exclusive_resources::take_over;
 use super::heartbeats::{PORT_FILE, move_heartbeats};
 use super::memory::{RunPlan, plan_run};
 use super::options::{Argument, Properties, Unsupported, arguments};
+use super::served_disks::{RESET_MONITOR_FILE, move_reset_monitor};
 use dewar_registry::Descriptors;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -156,7 +157,8 @@ pub fn plan_restore(
             replace_disk(&mut line, place, &overlay.display().to_string())?;
         }
     }
-    move_heartbeats(&mut line, &qmp.with_file_name(PORT_FILE))?;
+    move_heartbeats(&mut line, &qmp.with_file_name(PORT_FILE));
+    move_reset_monitor(&mut line, &qmp.with_file_name(RESET_MONITOR_FILE));
     let own_line = line.clone();
     let scratch = qmp.parent().unwrap_or(Path::new("/"));
     line = take_over(&line, folder, scratch, None, &Descriptors::new())?.line;

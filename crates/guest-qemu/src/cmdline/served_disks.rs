@@ -1,10 +1,21 @@
 //! Disks that a process of ours serves to QEMU over NBD, and the monitor on which it hears of resets.
+//!
+//! A guest's command line names the files of such disks as any other line does, below a node whose name says that they
+//! are served. So what looks for a guest's disks finds them, and what gives it others (a restore) changes them. Where a
+//! QEMU is started with the line, that node is one of NBD ([`over_nbd`]).
 
-use super::options::{Properties, Unsupported, arguments};
-use std::path::Path;
+use super::options::{Properties, Unsupported, arguments, change_option};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// The monitor's socket, in a guest's folder.
 pub const RESET_MONITOR_FILE: &str = "reset.sock";
+/// The server's socket, in a guest's folder.
+pub const DISKS_SOCKET_FILE: &str = "disks.sock";
+/// How much of a disk's id there is room for in the names of its block nodes.
+pub const LONGEST_DISK_ID: usize = 31 - SERVED.len();
+/// The end of the name of a node that is served; before it stands the name of the node above.
+const SERVED: &str = ".dewar-served";
 const MONITOR: &str = "dewar-reset";
 /// How long QEMU waits for a server that is gone, in seconds, before its guest sees an error. Who ends a server starts
 /// another one; a person may have to.
@@ -17,38 +28,39 @@ const OF_RESETS: [&str; 4] = ["no-reboot", "no-shutdown", "action", "watchdog-ac
 pub struct ServedNode {
     /// The node that a device names as its drive, and its name at the server.
     pub id: String,
+    /// Its file, or block device.
+    pub path: PathBuf,
     /// Its format: `raw` or `qcow2`.
     pub format: String,
     /// Whether the guest may not write it.
     pub is_read_only: bool,
 }
 
-/// The command line with such disks, on the server behind `socket`, and with a monitor behind `monitor`. A disk that no
-/// device of the line names is one of virtio-blk.
+/// The command line with such disks, and with a monitor behind `monitor`. A disk that no device of the line names is one
+/// of virtio-blk.
 ///
 /// # Errors
-/// Where a device of the line cannot be understood.
+/// Where a device of the line cannot be understood, or a node has a name as those that are served.
 pub fn with_served_disks(
     line: &[String],
     disks: &[ServedNode],
-    socket: &Path,
     monitor: &Path,
 ) -> Result<Vec<String>, Unsupported> {
-    // QEMU takes two commas for one.
-    let path = |path: &Path| path.display().to_string().replace(',', ",,");
+    if let Some(node) = served_nodes(line).first() {
+        return Err(Unsupported(format!("block node {}{SERVED}: that name is Dewar's", node.id)));
+    }
     let mut all = line.to_vec();
-    for ServedNode { id, format, is_read_only } in disks {
+    for ServedNode { id, path, format, is_read_only } in disks {
         let access = if *is_read_only { "on" } else { "off" };
+        let path = doubled(path);
         all.extend([
             "-blockdev".to_owned(),
             format!(
-                "driver=nbd,node-name={id}-server,server.type=unix,server.path={},export={id},\
-                 reconnect-delay={RECONNECTS_WITHIN},read-only={access},discard=unmap",
-                path(socket)
+                "driver=file,node-name={id}{SERVED},filename={path},read-only={access},discard=unmap"
             ),
             "-blockdev".to_owned(),
             format!(
-                "driver={format},node-name={id},file={id}-server,read-only={access},discard=unmap"
+                "driver={format},node-name={id},file={id}{SERVED},read-only={access},discard=unmap"
             ),
         ]);
         if !is_named(line, id)? {
@@ -57,11 +69,59 @@ pub fn with_served_disks(
     }
     all.extend([
         "-chardev".to_owned(),
-        format!("socket,id={MONITOR},path={},server=on,wait=off", path(monitor)),
+        format!("socket,id={MONITOR},path={},server=on,wait=off", doubled(monitor)),
         "-mon".to_owned(),
         format!("chardev={MONITOR},mode=control"),
     ]);
     Ok(all)
+}
+
+/// The served disks of a command line.
+pub fn served_nodes(line: &[String]) -> Vec<ServedNode> {
+    let all = arguments(line);
+    let nodes = all.iter().filter(|it| it.name == "blockdev");
+    let nodes: Vec<Properties> =
+        nodes.filter_map(|node| Properties::parse(node.value?).ok()).collect();
+    let served = nodes.iter().filter_map(|node| {
+        let name = node.get("node-name", "")?;
+        let id = name.strip_suffix(SERVED)?;
+        let above = nodes.iter().find(|it| it.get("node-name", "").as_deref() == Some(id))?;
+        Some(ServedNode {
+            id: id.to_owned(),
+            path: PathBuf::from(node.get("filename", "")?),
+            format: above.get("driver", "driver")?,
+            is_read_only: node.switch("read-only") == Some(true),
+        })
+    });
+    served.collect()
+}
+
+/// The command line as QEMU gets it: what is served is so by the process behind `socket`.
+pub(super) fn over_nbd(line: &mut [String], socket: &Path) {
+    for ServedNode { id, is_read_only, .. } in served_nodes(line) {
+        let access = if is_read_only { "on" } else { "off" };
+        let node = format!(
+            "driver=nbd,node-name={id}{SERVED},server.type=unix,server.path={},export={id},\
+             reconnect-delay={RECONNECTS_WITHIN},read-only={access},discard=unmap",
+            doubled(socket)
+        );
+        let its = ("node-name", format!("{id}{SERVED}"));
+        change_option(line, "blockdev", (its.0, &its.1), |_| node.clone());
+    }
+}
+
+/// Moves the monitor of a command line that has one to another socket: the guest may come back by another name.
+pub(super) fn move_reset_monitor(line: &mut [String], socket: &Path) {
+    let path = socket.display().to_string();
+    change_option(line, "chardev", ("id", MONITOR), |chardev| {
+        chardev.set("path", &path, Value::from(path.as_str()));
+        chardev.to_string()
+    });
+}
+
+/// QEMU takes two commas for one.
+fn doubled(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 fn is_named(line: &[String], id: &str) -> Result<bool, Unsupported> {
@@ -84,24 +144,44 @@ pub fn own_reset_option(line: &[String]) -> Option<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_disk_has_the_device_that_the_user_named_or_one_of_its_own() {
-        let line: Vec<String> =
-            ["-m", "1G", "-device", "scsi-hd,drive=root"].map(str::to_owned).to_vec();
-        let disk = |id: &str| ServedNode {
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    fn disk(id: &str) -> ServedNode {
+        ServedNode {
             id: id.to_owned(),
+            path: PathBuf::from("/d,1.raw"),
             format: "raw".to_owned(),
             is_read_only: false,
-        };
+        }
+    }
+
+    #[test]
+    fn a_disk_has_the_device_that_the_user_named_or_one_of_its_own() {
+        let line = words("-m 1G -device scsi-hd,drive=root");
         let with = |id: &str| {
-            let all = with_served_disks(&line, &[disk(id)], Path::new("/a,b"), Path::new("/c"));
-            all.expect("a line").join(" ")
+            with_served_disks(&line, &[disk(id)], Path::new("/c")).expect("a line").join(" ")
         };
         assert!(!with("root").contains("virtio-blk-pci"));
         assert!(with("data").contains("-device virtio-blk-pci,drive=data"));
-        assert!(with("data").contains("server.path=/a,,b,export=data"));
         assert_eq!(own_reset_option(&line), None);
-        let own: Vec<String> = ["-m", "1G", "-no-reboot"].map(str::to_owned).to_vec();
-        assert_eq!(own_reset_option(&own).as_deref(), Some("-no-reboot"));
+        assert_eq!(own_reset_option(&words("-m 1G -no-reboot")).as_deref(), Some("-no-reboot"));
+    }
+
+    #[test]
+    fn a_line_names_the_files_and_qemu_gets_the_server() {
+        let mut line =
+            with_served_disks(&words("-m 1G"), &[disk("data")], Path::new("/c")).expect("a line");
+        assert_eq!(served_nodes(&line), [disk("data")]);
+        let twice = with_served_disks(&line, &[disk("data")], Path::new("/c"));
+        assert!(twice.is_err(), "{twice:?}");
+        move_reset_monitor(&mut line, Path::new("/g,1/reset.sock"));
+        over_nbd(&mut line, Path::new("/g,1/disks.sock"));
+        let line = line.join(" ");
+        assert!(line.contains("server.path=/g,,1/disks.sock,export=data,"), "{line}");
+        assert!(line.contains("path=/g,,1/reset.sock,server=on"), "{line}");
+        assert!(line.contains("driver=raw,node-name=data,file=data.dewar-served"), "{line}");
+        assert!(!line.contains("d,,1.raw"), "{line}");
     }
 }

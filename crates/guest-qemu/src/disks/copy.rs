@@ -65,7 +65,11 @@ pub(crate) fn copy(
 pub(crate) fn copy_offline(disk: &Disk, target: &Path, cwd: &Path) -> Result<(), DiskError> {
     let made = create_private(target)?;
     let source = absolute(&disk.file, cwd);
-    let line = ["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, STDIN];
+    let mut line = vec!["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, STDIN];
+    if disk.is_served {
+        // The server has it in use still. It has no client any more, so nothing changes.
+        line.insert(1, "-U");
+    }
     qemu_img::run(Some(made), &line)?;
     sync(target)
 }

@@ -66,7 +66,7 @@ impl Handover {
 }
 
 /// Whether a hand-over was begun and not finished.
-pub(crate) fn is_under_way(folder: &GuestFolder) -> bool {
+pub fn is_under_way(folder: &GuestFolder) -> bool {
     folder.file(FILE).exists()
 }
 

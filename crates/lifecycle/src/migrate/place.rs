@@ -61,8 +61,7 @@ impl Place {
         let regions = planned_regions(offer, |id| folder.ram_file(&ram_dir, id))?;
         let ram = crate::ram_files::ram_files(&regions);
         let mut arguments = machine.arguments.clone();
-        move_heartbeats(&mut arguments, &folder.file(PORT_FILE))
-            .map_err(|why| Failure::new(Code::Unsupported, why.to_string()))?;
+        move_heartbeats(&mut arguments, &folder.file(PORT_FILE));
         let room = |place: &Path| host.ram_room(&offer.guest, place, false);
         let owned_ram = make_ram_files(&regions, 0, room)?;
         let nobody = ProcessId { pid: 0, started: 0, boot: 0 };

@@ -66,6 +66,7 @@ pub fn load(
     let regions = image.record().memory.regions.iter();
     let regions: Vec<(String, u64)> =
         regions.map(|it| (it.name.clone(), it.pages * PAGE_BYTES as u64)).collect();
+    let served = served_disks::described(&machine);
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());
@@ -97,7 +98,8 @@ pub fn load(
     let socket = folder.file("qmp.sock");
     let log = folder.file("console.log");
     let none = Inherited::default();
-    served_disks::serve_again(folder)?;
+    let memory_bytes = regions.iter().map(|region| region.bytes).sum();
+    served_disks::serve_line(folder, &plan.line, &served, memory_bytes)?;
     let launched = launch(&machine.program, &plan.run, &machine.folder, &log, &socket, none)?;
     let started = (machine.program, plan.line);
     let record = GuestRecord::new(name, launched.process, started, machine.folder, socket);

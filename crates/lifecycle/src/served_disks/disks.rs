@@ -2,10 +2,11 @@
 
 use crate::failure::{Code, Failure};
 use crate::helper::Helper;
-use dewar_guest_qemu::cmdline::{RESET_MONITOR_FILE, ServedNode, with_served_disks};
+use dewar_guest_qemu::cmdline::{RESET_MONITOR_FILE, ServedNode, served_nodes, with_served_disks};
 use dewar_guest_qemu::reset::settle;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use std::time::Duration;
 pub(crate) const FILE: &str = "served-disks.json";
 /// The supervisor.
 pub(super) const SUPERVISOR: &str = "disk-supervisor.json";
-/// The server's socket.
-pub(super) const SOCKET: &str = "disks.sock";
+/// The same, in what an image says of a machine.
+const DESCRIBED: &str = "served_disks";
 /// How long the supervisor and the server may take to open the disks.
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(30);
 
@@ -54,40 +55,101 @@ impl ServedDisks {
         folder.read(FILE)
     }
 
+    /// Those of a command line, each as `said` says of its id, or warm.
+    fn of_line(line: &[String], said: &[ServedDisk], memory_bytes: u64) -> Self {
+        let disk = |node: ServedNode| {
+            let said = said.iter().find(|it| it.id == node.id);
+            ServedDisk {
+                is_warm: said.is_none_or(|it| it.is_warm),
+                cache_bytes: said.and_then(|it| it.cache_bytes),
+                id: node.id,
+                path: node.path,
+                format: node.format,
+                is_read_only: node.is_read_only,
+            }
+        };
+        Self { disks: served_nodes(line).into_iter().map(disk).collect(), memory_bytes }
+    }
+
     /// Whether any is to stay warm.
     pub fn is_any_warm(&self) -> bool {
         self.disks.iter().any(|disk| disk.is_warm)
     }
+}
 
-    /// A guest's command line with these.
-    ///
-    /// # Errors
-    /// Where a device of the line cannot be understood.
-    pub fn on(&self, line: &[String], folder: &GuestFolder) -> Result<Vec<String>, Failure> {
-        let node = |disk: &ServedDisk| ServedNode {
-            id: disk.id.clone(),
-            format: disk.format.clone(),
-            is_read_only: disk.is_read_only,
-        };
-        let nodes: Vec<ServedNode> = self.disks.iter().map(node).collect();
-        let (socket, monitor) = (folder.file(SOCKET), folder.file(RESET_MONITOR_FILE));
-        with_served_disks(line, &nodes, &socket, &monitor)
-            .map_err(|why| Failure::new(Code::Unsupported, format!("this command line: {why}")))
-    }
+/// A guest's command line with these.
+///
+/// # Errors
+/// Where a device of the line cannot be understood.
+pub(crate) fn on_line(
+    disks: &[ServedDisk],
+    line: &[String],
+    folder: &GuestFolder,
+) -> Result<Vec<String>, Failure> {
+    let node = |disk: &ServedDisk| ServedNode {
+        id: disk.id.clone(),
+        path: disk.path.clone(),
+        format: disk.format.clone(),
+        is_read_only: disk.is_read_only,
+    };
+    let nodes: Vec<ServedNode> = disks.iter().map(node).collect();
+    with_served_disks(line, &nodes, &folder.file(RESET_MONITOR_FILE))
+        .map_err(|why| Failure::new(Code::Unsupported, format!("this command line: {why}")))
+}
 
-    /// Notes them, and has them served from here on: to a QEMU that is to be started under the guest's lock.
-    ///
-    /// # Errors
-    /// Where a disk cannot be opened or is in use, or the processes do not start.
-    pub fn serve(&self, folder: &GuestFolder) -> Result<(), Failure> {
-        folder.write(FILE, self)?;
-        start_supervisor(folder).inspect_err(|_| {
-            let _ = folder.remove(FILE);
-        })
+/// Has the disks of a command line served, each as `said` says of its id: to a QEMU that is to be started under the guest's
+/// lock. Nothing where the line has none.
+///
+/// # Errors
+/// Where a disk cannot be opened or is in use, or the processes do not start.
+pub(crate) fn serve_line(
+    folder: &GuestFolder,
+    line: &[String],
+    said: &[ServedDisk],
+    memory_bytes: u64,
+) -> Result<(), Failure> {
+    // Those of a guest before it are others, also where they are the same files.
+    forget(folder)?;
+    let served = ServedDisks::of_line(line, said, memory_bytes);
+    if served.disks.is_empty() {
+        return Ok(());
     }
+    folder.write(FILE, &served)?;
+    start_supervisor(folder).inspect_err(|_| {
+        let _ = folder.remove(FILE);
+    })
+}
+
+/// The same for a guest that has no process, and is about to get one.
+///
+/// # Errors
+/// As [`serve_line`].
+pub(crate) fn serve_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
+    let said = ServedDisks::of(folder)?.map(|it| it.disks).unwrap_or_default();
+    let memory_bytes = record.ram.iter().map(|ram| ram.bytes).sum();
+    serve_line(folder, &record.arguments, &said, memory_bytes)
+}
+
+/// Notes what is said of each disk in what an image says of a machine. Their files are on its command line.
+///
+/// # Errors
+/// Where it cannot be read.
+pub(crate) fn describe(folder: &GuestFolder, machine: &mut Value) -> Result<(), Failure> {
+    if let Some(served) = ServedDisks::of(folder)? {
+        machine[DESCRIBED] = json!(served.disks);
+    }
+    Ok(())
+}
+
+/// What [`describe`] noted.
+pub(crate) fn described(machine: &Value) -> Vec<ServedDisk> {
+    serde_json::from_value(machine[DESCRIBED].clone()).unwrap_or_default()
 }
 
 /// That no disk of the folder's guest is served any more: the next one is another guest.
+///
+/// # Errors
+/// Where that cannot be noted.
 pub(crate) fn forget(folder: &GuestFolder) -> Result<(), Failure> {
     if ServedDisks::of(folder)?.is_none() {
         return Ok(());
@@ -100,25 +162,25 @@ pub(crate) fn forget(folder: &GuestFolder) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts the processes again for a guest whose disks nobody serves. Nothing where it has no such disks.
+/// Starts the processes again for a guest whose disks nobody serves; of one that has ended, waits until they have ended, too,
+/// and its disks are free. Nothing where it has no such disks.
 ///
 /// # Errors
 /// Where they do not start.
 pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
-    if record.process.is_alive() && ServedDisks::of(folder)?.is_some() {
+    if ServedDisks::of(folder)?.is_none() {
+        return Ok(record);
+    }
+    if record.process.is_alive() {
         let settled = settle(&record);
         settled.map_err(|error| Failure::new(Code::Attention, format!("its memory: {error}")))?;
-        serve_again(folder)?;
+        if supervisor_of(folder).is_none() {
+            start_supervisor(folder)?;
+        }
+    } else if let Some(supervisor) = supervisor_of(folder) {
+        let _ = supervisor.ends_within(READY_WITHIN / 6);
     }
     Ok(record)
-}
-
-/// The same for a guest that has no process yet and is about to get one.
-pub(crate) fn serve_again(folder: &GuestFolder) -> Result<(), Failure> {
-    if ServedDisks::of(folder)?.is_some() && supervisor_of(folder).is_none() {
-        start_supervisor(folder)?;
-    }
-    Ok(())
 }
 
 /// Why a guest with such disks cannot do something, if it has any.

@@ -1,6 +1,6 @@
 //! The process that serves a guest's disks.
 
-use super::disks::{READY_WITHIN, SOCKET, ServedDisks, start};
+use super::disks::{READY_WITHIN, ServedDisks, start};
 use super::state::{DiskState, SearchState, ServedState};
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
@@ -9,6 +9,7 @@ use dewar_blockcache::{
     BlockError, DiskFile, DiskOptions, Export, Found, Hasher, KeptMemory, find, serve as serve_nbd,
 };
 use dewar_guest_qemu::QemuUser;
+use dewar_guest_qemu::cmdline::DISKS_SOCKET_FILE;
 use dewar_registry::GuestFolder;
 use dewar_units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
@@ -116,7 +117,7 @@ impl Server {
             let most = if disk.is_warm { blocks } else { 0 };
             exports.push((disk.id.clone(), Arc::new(Export::new(opened, hasher.clone(), most))));
         }
-        let socket = folder.file(SOCKET);
+        let socket = folder.file(DISKS_SOCKET_FILE);
         let _ = fs::remove_file(&socket);
         let listener =
             UnixListener::bind(&socket).map_err(|error| failed("listen for QEMU", &error))?;

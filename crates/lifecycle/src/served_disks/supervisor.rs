@@ -20,6 +20,7 @@ use crate::page_server::ServerState;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::QmpError;
 use dewar_guest_qemu::cmdline::{RESET_MONITOR_FILE, own_reset_option};
+use dewar_guest_qemu::handover::is_under_way as is_handed_over;
 use dewar_guest_qemu::reset::{ResetMonitor, Stopped, settle};
 use dewar_registry::{GuestFolder, GuestLock, GuestRecord, Phase, ProcessId};
 use dewar_units::PAGE_BYTES;
@@ -63,8 +64,10 @@ pub fn supervise(host: &Host, name: &str, reporter: &dyn Reporter) -> Result<(),
     drop(parent);
     let folder = &folder;
     let mut supervisor = Supervisor { host, folder, server, reporter, stopped: None };
-    while let Some(record) = supervisor.next_guest()? {
+    let mut has_had_one = false;
+    while let Some(record) = supervisor.next_guest(has_had_one)? {
         supervisor.stand_beside(&record);
+        has_had_one = true;
     }
     supervisor.server.end();
     Ok(())
@@ -95,8 +98,8 @@ struct Supervisor<'h> {
 }
 
 impl Supervisor<'_> {
-    /// The guest as it runs now; nothing where it has ended and no command is about to start it.
-    fn next_guest(&mut self) -> Result<Option<GuestRecord>, Failure> {
+    /// The guest as it runs now; nothing where it has ended, or where no command is about to start it.
+    fn next_guest(&mut self, has_had_one: bool) -> Result<Option<GuestRecord>, Failure> {
         // A guest that was removed meanwhile has none, and its folder is not to be made again by a lock.
         while ServedDisks::of(self.folder)?.is_some() {
             let record = self.folder.record_if_any()?;
@@ -104,11 +107,18 @@ impl Supervisor<'_> {
                 return Ok(Some(record));
             }
             // A command with the lock may be about to give it a QEMU.
+            let is_awaited = !has_had_one || is_handed_over(self.folder);
             if let Ok(_lock) = self.folder.lock() {
                 let record = self.folder.record_if_any()?;
                 if !record.is_some_and(|record| record.process.is_alive()) {
                     // The next one with the lock starts another supervisor, if need be.
                     self.folder.remove(SUPERVISOR)?;
+                    return Ok(None);
+                }
+            } else if !is_awaited {
+                // It wants the guest's disks for itself, or starts a supervisor of its own.
+                let record = self.folder.record_if_any()?;
+                if !record.is_some_and(|record| record.process.is_alive()) {
                     return Ok(None);
                 }
             }

@@ -1,0 +1,151 @@
+//! A guest whose disk Dewar serves, for the tests of such.
+
+use crate::common;
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, wait_until};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// A guest with a served disk: a file system with some files of noise.
+pub struct Warm {
+    pub lab: Lab,
+    pub guest: TestGuest,
+    pub disk: PathBuf,
+    pub sums: Vec<String>,
+}
+
+/// MiB of each file.
+pub const FILES: [u64; 3] = [8, 16, 24];
+
+impl Warm {
+    pub fn new(options: &str) -> Self {
+        Self::started(options, None)
+    }
+
+    /// The same; the signal is for the process beside the guest.
+    pub fn started(options: &str, signal: Option<String>) -> Self {
+        let lab = common::lab();
+        let disk = make_disk(&lab);
+        let guest = start(&lab, &format!("{},{options}", disk.display()), signal);
+        let mut this = Self { lab, guest, disk, sums: Vec::new() };
+        this.mount();
+        this.sums = this.read_all();
+        this
+    }
+
+    /// Starts it again when it has ended.
+    pub fn run_again(&mut self) {
+        self.guest = start(&self.lab, &format!("{},cache=warm", self.disk.display()), None);
+        self.mount();
+    }
+
+    pub fn ask(&mut self, command: &str) -> String {
+        self.guest.console.ask(command).expect(command)
+    }
+
+    pub fn mount(&mut self) {
+        self.ask("run mount -t ext4 /dev/vda /mnt");
+    }
+
+    /// Reads all files; what they hold, in a number for each.
+    pub fn read_all(&mut self) -> Vec<String> {
+        (0..FILES.len()).map(|number| self.read(&format!("file{number}"))).collect()
+    }
+
+    /// Reads a file; what it holds, in a number, and how many bytes.
+    pub fn read(&mut self, name: &str) -> String {
+        let told = self.ask(&format!("sum /mnt/{name}"));
+        // The third word is how long it took.
+        told.rsplit_once(' ').expect("three words").0.to_owned()
+    }
+
+    /// Has the guest reset itself, and waits until it is up again.
+    pub fn reboot(&mut self) {
+        self.guest.console.send("spawn reboot -f").expect("reboot");
+        self.is_up();
+    }
+
+    /// Another QEMU has it.
+    pub fn is_again(&mut self) {
+        self.guest.console = Console::connect(&self.guest.folder.join("console")).expect("console");
+    }
+
+    pub fn is_up(&mut self) {
+        self.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
+        self.mount();
+    }
+
+    pub fn told(&self) -> Value {
+        self.lab.dewar(&["inspect", "g"]).done().json()["served_disks"].clone()
+    }
+
+    /// Waits until the memory of before was searched for the nth time; what was found.
+    pub fn searched(&self, held: u64) -> Value {
+        let mut told = Value::Null;
+        wait_until("the search", Duration::from_secs(20), || {
+            told = self.told();
+            told["last_reset"]["held"] == held && told["search"]["reset"] == held
+        });
+        told
+    }
+}
+
+fn start(lab: &Lab, served: &str, signal: Option<String>) -> TestGuest {
+    let spec = GuestSpec { disks: Vec::new(), ..GuestSpec::default() };
+    let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
+    let mut command = lab.command(&["run", "g", "--disk", served, "--"]);
+    command.args(line).envs(signal.map(|signal| ("DEWAR_TEST_SIGNAL", signal)));
+    Ran::of(&command.output().expect("dewar starts")).done();
+    lab.reach("g").expect("guest")
+}
+
+/// A raw disk with a file system, and files in it.
+pub fn make_disk(lab: &Lab) -> PathBuf {
+    let (disk, files) = (lab.path().join("served.raw"), lab.path().join("files"));
+    std::fs::create_dir_all(&files).expect("folder");
+    for (number, mib) in FILES.iter().enumerate() {
+        let mut state = 77 + number as u64;
+        let noise: Vec<u8> = (0..mib << 17)
+            .flat_map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state.to_le_bytes()
+            })
+            .collect();
+        std::fs::write(files.join(format!("file{number}")), noise).expect("file");
+    }
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-F", "-b", "4096", "-d"]).arg(&files).arg(&disk).arg("160M");
+    assert!(command.status().expect("mkfs.ext4").success());
+    disk
+}
+
+/// That most of what was read before came from memory, and all is right.
+pub fn is_warm(warm: &mut Warm, held: u64) {
+    let found = warm.searched(held);
+    let sums = warm.sums.clone();
+    assert_eq!(warm.read_all(), sums);
+    // It is told each second.
+    std::thread::sleep(Duration::from_millis(1200));
+    let told = warm.told();
+    let disk = &told["disks"][0];
+    let kept = found["search"]["kept"].as_u64().expect("count");
+    println!("{told}");
+    assert!(kept > 12_000, "{found}");
+    assert!(disk["kept"].as_u64() < Some(kept / 100), "{told}");
+    assert_eq!(disk["wrong"], 0);
+}
+
+/// The processes of ours that serve a guest of a lab.
+pub fn ours(lab: &Lab, verb: &str) -> Vec<i32> {
+    let root = lab.root().display().to_string();
+    let is_one = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|it| *it == 0).collect();
+        words.contains(&root.as_bytes()) && words.contains(&verb.as_bytes())
+    };
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+}
