@@ -5,6 +5,7 @@
 
 use crate::buffer::Buffer;
 use crate::export::Export;
+use crate::kept::Spent;
 use crate::nbd::{EINVAL, EIO, ENOSPC, EPERM, FUA, Kind, MOST_BYTES, NO_HOLE, Request, reply};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -33,7 +34,7 @@ pub(crate) fn serve(mut stream: UnixStream, export: &Export) -> io::Result<()> {
                     let task = take.lock().unwrap_or_else(|it| it.into_inner()).recv();
                     let Ok((request, bytes)) = task else { return };
                     let done = perform(export, &request, bytes);
-                    if answer(&answers, &request, done).is_err() {
+                    if answer(&answers, &request, &done).is_err() {
                         // The reader, too, is to see that nobody listens.
                         let stream = answers.lock().unwrap_or_else(|it| it.into_inner());
                         let _ = stream.shutdown(Shutdown::Both);
@@ -71,12 +72,11 @@ fn read_requests(stream: &mut UnixStream, give: &mpsc::SyncSender<Task>) -> io::
     }
 }
 
-/// Does what is asked; returns what was read, or the error's number.
-fn perform(
-    export: &Export,
-    request: &Request,
-    bytes: Option<Buffer>,
-) -> Result<Option<Buffer>, u32> {
+/// What is answered: what was read, or the error's number.
+type Done = Result<Option<(Buffer, Spent)>, u32>;
+
+/// Does what is asked.
+fn perform(export: &Export, request: &Request, bytes: Option<Buffer>) -> Done {
     let Request { kind, flags, offset, bytes: length, .. } = *request;
     let is_lasting = flags & FUA != 0;
     let length = u64::from(length);
@@ -98,7 +98,8 @@ fn perform(
         (Kind::Read, _) if length > u64::from(MOST_BYTES) => return Err(EINVAL),
         (Kind::Read, _) => {
             let mut into = Buffer::new(length as usize);
-            return export.read(&mut into, offset).map(|()| Some(into)).map_err(|it| number(&it));
+            let read = export.read(&mut into, offset);
+            return read.map(|spent| Some((into, spent))).map_err(|it| number(&it));
         }
         (Kind::Write, Some(bytes)) => export.write(&bytes, offset, is_lasting),
         (Kind::Flush, _) => export.flush(),
@@ -109,16 +110,12 @@ fn perform(
     done.map(|()| None).map_err(|error| number(&error))
 }
 
-fn answer(
-    answers: &Mutex<UnixStream>,
-    request: &Request,
-    done: Result<Option<Buffer>, u32>,
-) -> io::Result<()> {
+fn answer(answers: &Mutex<UnixStream>, request: &Request, done: &Done) -> io::Result<()> {
     let header = reply(request.handle, done.as_ref().err().copied().unwrap_or(0));
     let mut stream = answers.lock().unwrap_or_else(|it| it.into_inner());
     stream.write_all(&header)?;
     match done {
-        Ok(Some(bytes)) => stream.write_all(bytes.bytes()),
+        Ok(Some((bytes, _))) => stream.write_all(bytes.bytes()),
         _ => Ok(()),
     }
 }

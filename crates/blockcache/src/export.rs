@@ -4,7 +4,7 @@ use crate::buffer::Buffer;
 use crate::disk::DiskFile;
 use crate::hash::{Fingerprint, Hasher};
 use crate::index::Index;
-use crate::kept::{Kept, KeptMemory};
+use crate::kept::{Kept, KeptMemory, Spent};
 use crate::order::RangeLocks;
 use dewar_units::PAGE_BYTES;
 use std::io;
@@ -63,11 +63,11 @@ impl Export {
         &self.disk
     }
 
-    /// Reads a part of the disk. It lies within the disk, and is aligned.
-    pub(crate) fn read(&self, into: &mut Buffer, offset: u64) -> io::Result<()> {
+    /// Reads a part of the disk. It lies within the disk, and is aligned. What is returned is dropped when it was sent.
+    pub(crate) fn read(&self, into: &mut Buffer, offset: u64) -> io::Result<Spent> {
         let bytes = into.bytes().len() as u64;
         let _lock = self.locks.to_read(touched(offset, bytes));
-        let missing = self.read_kept(into, offset);
+        let (missing, spent) = self.read_kept(into, offset);
         for part in &missing {
             let at = (part.start - offset) as usize..(part.end - offset) as usize;
             self.disk.read(&mut into.bytes_mut()[at], part.start)?;
@@ -75,20 +75,20 @@ impl Export {
         let from_disk = missing.iter().map(|it| it.end - it.start).sum::<u64>() / BLOCK;
         self.counts.misses.fetch_add(from_disk, Relaxed);
         missing.into_iter().for_each(|part| self.remember(into.bytes(), offset, part));
-        Ok(())
+        Ok(spent)
     }
 
     /// Reads what is kept of a part of the disk, and says what is not.
-    fn read_kept(&self, into: &mut Buffer, offset: u64) -> Vec<Range<u64>> {
+    fn read_kept(&self, into: &mut Buffer, offset: u64) -> (Vec<Range<u64>>, Spent) {
         let whole = offset..offset + into.bytes().len() as u64;
-        let mut missing = Vec::new();
+        let (mut missing, mut spent) = (Vec::new(), Spent::default());
         let mut from = whole.start;
         for (block, memory, page, proof) in self.take_kept(full(&whole)) {
             let at = block * BLOCK;
             let slot = &mut into.bytes_mut()[(at - offset) as usize..][..PAGE_BYTES];
             // Read last of all, so it is what is sent.
             let is_right = memory.read(page, slot).is_ok() && self.hasher.proof(slot) == proof;
-            memory.release(page, 1);
+            spent.add(memory, page);
             if is_right {
                 self.counts.hits.fetch_add(1, Relaxed);
                 if from < at {
@@ -102,7 +102,7 @@ impl Export {
         if from < whole.end {
             missing.push(from..whole.end);
         }
-        missing
+        (missing, spent)
     }
 
     fn take_kept(&self, blocks: Range<u64>) -> Vec<(u64, Arc<KeptMemory>, u64, [u8; 16])> {

@@ -48,6 +48,29 @@ impl KeptMemory {
     }
 }
 
+/// Kept pages that were read. They are given back to the system when this is dropped: after they were sent, so that the
+/// guest does not wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Spent(Vec<(Arc<KeptMemory>, u64)>);
+
+impl Spent {
+    pub(crate) fn add(&mut self, memory: Arc<KeptMemory>, page: u64) {
+        self.0.push((memory, page));
+    }
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        self.0.sort_unstable_by_key(|(memory, page)| (Arc::as_ptr(memory), *page));
+        let follows = |one: &(Arc<KeptMemory>, u64), next: &(Arc<KeptMemory>, u64)| {
+            Arc::ptr_eq(&one.0, &next.0) && one.1 + 1 == next.1
+        };
+        for run in self.0.chunk_by(follows) {
+            run[0].0.release(run[0].1, run.len() as u64);
+        }
+    }
+}
+
 /// Which blocks of a disk lie in which pages of memory before. Each page is one block's.
 #[derive(Debug, Default)]
 pub struct Kept {
