@@ -17,7 +17,7 @@ pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
 pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
-pub use run::{RebootArgs, RunArgs};
+pub use run::{CacheArgs, OnOff, RebootArgs, RunArgs};
 pub use store::StoreArgs;
 pub use warm::{CoolReportArgs, WarmArgs};
 
@@ -71,6 +71,11 @@ pub enum Verb {
     /// The guest is asked by its agent (qemu-ga), or by Ctrl-Alt-Delete where it has none. Of disks with a warm cache
     /// (run --disk ...,cache=warm) it finds what it had read in memory again.
     Reboot(RebootArgs),
+    /// Say whether a guest's file cache is to outlive a reboot.
+    ///
+    /// Of the disks that Dewar serves (run --disk). What is known of them so far is forgotten, and the guest's I/O waits for
+    /// a moment.
+    Cache(CacheArgs),
     /// Forget a guest that has ended, and remove its files.
     ///
     /// The disks of a restored guest live in its folder: what it wrote since the restore is removed too.

@@ -62,6 +62,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Ps => verbs::ps::run(&context),
         Verb::Inspect(args) => verbs::inspect::run(&context, args),
         Verb::Stop(args) => verbs::stop::run(&context, args),
+        Verb::Cache(args) => verbs::cache::run(&context, args),
         Verb::Reboot(args) => verbs::reboot::run(&context, &args),
         Verb::Rm(args) => verbs::rm::run(&context, args),
         Verb::Checkpoint(args) => verbs::checkpoint::run(&context, args),

@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod adopt;
+pub mod cache;
 pub mod checkpoint;
 pub mod cool_report;
 pub mod delete;

@@ -1,5 +1,5 @@
-use clap::Args;
-use dewar_units::parse_duration;
+use clap::{Args, ValueEnum};
+use dewar_units::{ByteSize, parse_duration};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,4 +44,27 @@ pub struct RebootArgs {
     /// Press the reset button: what the guest has not written to its disks is lost.
     #[arg(long)]
     pub now: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  dewar cache web off\n  dewar cache web on --disk disk1 --size 2G"
+)]
+pub struct CacheArgs {
+    /// The guest.
+    pub name: String,
+    /// Whether what the guest had cached is to be found again after a reboot.
+    pub wanted: OnOff,
+    /// One disk alone, by its id.
+    #[arg(long, value_name = "ID")]
+    pub disk: Option<String>,
+    /// Most that is kept, with that of the guest's other disks [default: as it was, or as much as it has memory].
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteSize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    On,
+    Off,
 }

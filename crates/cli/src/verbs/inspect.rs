@@ -5,7 +5,7 @@ use crate::render::guest::state;
 use dewar_guest_qemu::discover;
 use dewar_lifecycle::Failure;
 use dewar_lifecycle::process::connect;
-use dewar_lifecycle::served_disks::{LastReset, ServedDisks, ServedState};
+use dewar_lifecycle::served_disks::{LastReset, SearchState, ServedDisks, ServedState};
 use dewar_registry::GuestFolder;
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::{Value, json};
@@ -121,8 +121,35 @@ fn served_disks(folder: &GuestFolder, row: &mut impl FnMut(&str, String)) -> Val
         let cold = cold.unwrap_or_default();
         row("resets", format!("{}, the last held {:.0} ms{cold}", last.held, last.held_ms));
     }
+    if let Some(why) = now.search.as_ref().and_then(why_little_was_kept) {
+        row("", why.to_owned());
+    }
     if let Some(why) = &now.released {
         row("given up", why.clone());
     }
-    json!({"disks": now.disks, "search": now.search, "released": now.released, "last_reset": last})
+    let disks = served.disks.iter().map(|disk| {
+        let mut told = json!(disk);
+        let its = now.disks.iter().find(|it| it.id == disk.id).map(|it| json!(it));
+        if let (Value::Object(told), Some(Value::Object(its))) = (&mut told, its) {
+            told.extend(its);
+        }
+        told
+    });
+    let disks: Vec<Value> = disks.collect();
+    json!({"disks": disks, "search": now.search, "released": now.released, "last_reset": last})
+}
+
+/// Why less than nine tenths of what was known of the disks was found in memory, if so.
+fn why_little_was_kept(search: &SearchState) -> Option<&'static str> {
+    let SearchState { known, kept, too_many, .. } = search;
+    match kept * 10 >= known * 9 {
+        true => None,
+        false if too_many * 10 >= *known => {
+            Some("there was no room for more: its cache-size, or the host's free memory")
+        }
+        false => Some(
+            "the rest was not in its memory any more, or changed; a guest that clears what it frees \
+             (init_on_free=1), or firmware that clears memory, leaves little",
+        ),
+    }
 }

@@ -165,6 +165,39 @@ fn what_the_user_says_of_resets_is_done_and_a_command_at_work_is_not_disturbed()
 }
 
 #[test]
+fn the_cache_is_switched_on_and_off_while_the_guest_runs() {
+    let mut warm = Warm::new("cache=off");
+    let sums = warm.sums.clone();
+    let on = ["cache", "g", "on", "--size", "100M"];
+    let told = warm.lab.dewar(&on).done().json();
+    assert_eq!(told["disks"][0]["cache_bytes"], 100 << 20, "{told}");
+    // What it has in memory already was read before.
+    warm.ask("append /proc/sys/vm/drop_caches 3");
+    assert_eq!(warm.read_all(), sums);
+    warm.reboot();
+    is_warm(&mut warm, 1);
+    warm.lab.dewar(&["cache", "g", "off", "--disk", "disk0"]).done();
+    warm.reboot();
+    assert_eq!(warm.read_all(), sums);
+    assert_eq!(warm.told()["last_reset"]["held"], 1, "nobody holds it");
+    warm.lab.dewar(&["cache", "g", "on", "--disk", "other"]).failed(2, &["it has disk0"]);
+    // Held for a cache that is not wanted any more when it resets: it goes on.
+    warm.lab.dewar(&on).done();
+    std::thread::sleep(Duration::from_millis(500));
+    warm.lab.dewar(&["cache", "g", "off"]).done();
+    warm.reboot();
+    assert_eq!(warm.read_all(), sums);
+    let mut poweroff = warm.guest;
+    poweroff.console.send("spawn poweroff -f").expect("poweroff");
+    wait_until("the end", Duration::from_secs(20), || {
+        warm.lab.ps("g").is_some_and(|it| it["state"] == "ended")
+    });
+    let spec = GuestSpec::default();
+    warm.lab.run("plain", &spec).expect("guest");
+    warm.lab.dewar(&["cache", "plain", "on"]).failed(4, &["no disk that Dewar serves"]);
+}
+
+#[test]
 fn disks_of_any_kind_are_served_and_what_cannot_be_leaves_nothing() {
     let lab = common::lab();
     let (raw, qcow2) = (make_disk(&lab), lab.path().join("second.qcow2"));

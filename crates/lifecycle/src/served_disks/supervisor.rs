@@ -34,6 +34,8 @@ use std::time::{Duration, Instant};
 const LOCK: &str = "disk-supervisor.lock";
 /// The QEMU that was told to reset its guest, and is then to let it run.
 const RESETTING: &str = "resetting.json";
+/// The QEMU that was told to stop at resets.
+const HOLDING: &str = "holds-resets.json";
 /// How often it is looked whether something has changed.
 const TICK: Duration = Duration::from_millis(200);
 /// How long a guest's own firmware may reset it once more after a reset.
@@ -147,21 +149,27 @@ impl Supervisor<'_> {
         let disks = ServedDisks::of(self.folder).ok().flatten();
         let is_warm = disks.is_some_and(|disks| disks.is_any_warm());
         // Who says himself what a reset is to do has it so.
-        if !is_warm || own_reset_option(&record.arguments).is_some() {
+        if own_reset_option(&record.arguments).is_some() {
             loop {
                 monitor.stopped_within(TICK)?;
             }
         }
         self.take_up(monitor, record)?;
-        let mut holds_from = Some(Instant::now());
+        // By a supervisor before this one, when its cache was to be kept.
+        if !is_warm && self.is_noted(HOLDING, record) {
+            monitor.hold_none()?;
+            let _ = self.folder.remove(HOLDING);
+        }
+        let mut holds_from = is_warm.then(Instant::now);
         loop {
             if holds_from.is_some_and(|from| Instant::now() >= from) {
+                let _ = self.folder.write_for_now(HOLDING, &record.process);
                 monitor.hold_next()?;
                 holds_from = None;
             }
             self.stopped = monitor.stopped_within(TICK)?.or(self.stopped);
             if let Some(stopped) = self.stopped {
-                if self.handle(stopped, monitor, record)? {
+                if self.handle(stopped, monitor, record)? && is_warm {
                     holds_from = Some(Instant::now() + FIRMWARE);
                 }
                 self.stopped = None;
@@ -177,7 +185,7 @@ impl Supervisor<'_> {
     ) -> Result<(), QmpError> {
         let state = monitor.state()?;
         match state.word() {
-            "prelaunch" if self.is_resetting(record) => {
+            "prelaunch" if self.is_noted(RESETTING, record) => {
                 monitor.let_run()?;
                 let _ = self.folder.remove(RESETTING);
             }
@@ -217,7 +225,7 @@ impl Supervisor<'_> {
     fn reset(&mut self, monitor: &mut ResetMonitor, record: &GuestRecord) -> Result<(), QmpError> {
         let began = Instant::now();
         // What a supervisor before this one had reached was told to tests by that one.
-        let is_first = !self.is_resetting(record);
+        let is_first = !self.is_noted(RESETTING, record);
         let reporter = self.reporter;
         let reached = |step: &str| {
             if is_first {
@@ -250,8 +258,9 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn is_resetting(&self, record: &GuestRecord) -> bool {
-        let noted = self.folder.read::<ProcessId>(RESETTING).ok().flatten();
+    /// Whether a file of the guest's folder names its QEMU.
+    fn is_noted(&self, file: &str, record: &GuestRecord) -> bool {
+        let noted = self.folder.read::<ProcessId>(file).ok().flatten();
         noted.is_some_and(|noted| noted.is_same(&record.process))
     }
 
