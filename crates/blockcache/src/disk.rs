@@ -1,8 +1,8 @@
 //! The file, or block device, that a disk is.
 
 use crate::buffer::Buffer;
+use crate::disk_lock::DiskLock;
 use crate::error::BlockError;
-use dewar_kernel::{is_byte_locked, lock_byte};
 use dewar_units::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
@@ -13,14 +13,6 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a sector, the least that can be asked for.
 const SECTOR: u32 = 512;
-/// QEMU's locks on the file of a disk (block/file-posix.c): one byte for each thing that is done to it, and one for each
-/// that nobody else may do meanwhile.
-const DOES: u64 = 100;
-const FORBIDS: u64 = 200;
-/// Its numbers for those things (include/block/block-common.h).
-const READ: u64 = 0;
-const WRITE: u64 = 1;
-const RESIZE: u64 = 3;
 /// Most zeros that are written at once, where the file system cannot do it.
 const ZEROS: usize = 1 << 20;
 
@@ -46,6 +38,7 @@ pub struct DiskFile {
     bytes: u64,
     is_read_only: bool,
     least: u32,
+    lock: DiskLock,
 }
 
 impl DiskFile {
@@ -65,39 +58,23 @@ impl DiskFile {
         if served % u64::from(SECTOR) != 0 {
             return Err(BlockError::Odd { path: path.clone(), bytes });
         }
-        let (path, is_read_only) = (path.clone(), *is_read_only);
-        let mut disk = Self { path, file, bytes: served, is_read_only, least: SECTOR };
+        let mut least = SECTOR;
         if *is_direct {
             // Where it cannot be so, it goes through the page cache.
-            if let Ok(file) = opened(OFlags::DIRECT) {
-                if let Some(least) = least_of(&file, bytes) {
-                    (disk.file, disk.least) = (file, least);
+            if let Ok(direct) = opened(OFlags::DIRECT) {
+                if let Some(of_direct) = least_of(&direct, bytes) {
+                    (file, least) = (direct, of_direct);
                 }
             }
         }
-        disk.lock()?;
-        Ok(disk)
+        let lock = DiskLock::take(&file, path, *is_read_only)?;
+        let (path, is_read_only) = (path.clone(), *is_read_only);
+        Ok(Self { path, file, bytes: served, is_read_only, least, lock })
     }
 
-    /// Takes the locks that QEMU would take, which keep another QEMU away, and this one where there is another.
-    fn lock(&self) -> Result<(), BlockError> {
-        let (does, forbids): (&[u64], &[u64]) = match self.is_read_only {
-            true => (&[READ], &[WRITE, RESIZE]),
-            false => (&[READ, WRITE, RESIZE], &[WRITE, RESIZE]),
-        };
-        let failed = |cause| BlockError::Lock { path: self.path.clone(), cause };
-        for (from, things) in [(DOES, does), (FORBIDS, forbids)] {
-            things.iter().try_for_each(|it| lock_byte(&self.file, from + it)).map_err(failed)?;
-        }
-        let others = [(FORBIDS, does), (DOES, forbids)];
-        for (from, things) in others {
-            for thing in things {
-                if is_byte_locked(&self.file, from + thing).map_err(failed)? {
-                    return Err(BlockError::InUse { path: self.path.clone() });
-                }
-            }
-        }
-        Ok(())
+    /// Gives up the locks on it, when what is being written is done. The next write takes them again.
+    pub(crate) fn release_locks(&self) {
+        self.lock.release(&self.file);
     }
 
     /// Where it is.
@@ -136,6 +113,7 @@ impl DiskFile {
     }
 
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let _held = self.lock.to_write(&self.file)?;
         self.file.write_all_at(bytes, offset)
     }
 
@@ -150,9 +128,9 @@ impl DiskFile {
             true => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
             false => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
         };
-        match fallocate(&self.file, how, offset, bytes) {
-            Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::NOSYS | Errno::INVAL) => {}
-            result => return Ok(result?),
+        match self.allocate(how, offset, bytes) {
+            Err(error) if is_impossible(&error) => {}
+            result => return result,
         }
         let zeros = Buffer::new(ZEROS.min(bytes as usize));
         let mut done = 0;
@@ -167,11 +145,22 @@ impl DiskFile {
     /// Gives the place of a part back, where the file system can. It reads as zeros then, or as before.
     pub(crate) fn trim(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.file, how, offset, bytes) {
-            Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            result => Ok(result?),
+        match self.allocate(how, offset, bytes) {
+            Err(error) if is_impossible(&error) => Ok(()),
+            result => result,
         }
     }
+
+    fn allocate(&self, how: FallocateFlags, offset: u64, bytes: u64) -> io::Result<()> {
+        let _held = self.lock.to_write(&self.file)?;
+        Ok(fallocate(&self.file, how, offset, bytes)?)
+    }
+}
+
+/// Whether a file, or its file system, cannot do something.
+fn is_impossible(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::OPNOTSUPP | Errno::NODEV | Errno::NOSYS | Errno::INVAL))
 }
 
 fn size(file: &mut File) -> io::Result<u64> {

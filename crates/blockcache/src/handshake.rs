@@ -4,8 +4,8 @@ use crate::export::Export;
 use crate::nbd::{
     ABORT, ACK, ANSWER_MAGIC, EXPORT_NAME, FIXED_NEWSTYLE, GO, GREETING, HAS_FLAGS, INFO,
     INFORMATION, INVALID, LIST, MANY_CONNECTIONS, MOST_BYTES, NO_ZEROES, OF_BLOCK_SIZE, OF_EXPORT,
-    OPTION_MAGIC, READ_ONLY, SENDS_FLUSH, SENDS_FUA, SENDS_TRIM, SENDS_ZEROES, SERVER, UNKNOWN,
-    UNSUPPORTED,
+    OPTION_MAGIC, READ_ONLY, RELEASE, SENDS_FLUSH, SENDS_FUA, SENDS_TRIM, SENDS_ZEROES, SERVER,
+    UNKNOWN, UNSUPPORTED,
 };
 use dewar_units::PAGE_BYTES;
 use std::io::{self, Read, Write};
@@ -71,6 +71,10 @@ pub(crate) fn handshake(
                     data.extend(name.as_bytes());
                     answer(stream, option, SERVER, &data)?;
                 }
+                answer(stream, option, ACK, &[])?;
+            }
+            RELEASE => {
+                exports.iter().for_each(|(_, export)| export.disk().release_locks());
                 answer(stream, option, ACK, &[])?;
             }
             ABORT => {

@@ -25,8 +25,10 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod client;
 mod connection;
 mod disk;
+mod disk_lock;
 mod error;
 mod export;
 mod find;
@@ -38,6 +40,7 @@ mod nbd;
 mod order;
 mod server;
 
+pub use client::release_locks;
 pub use disk::{DiskFile, DiskOptions};
 pub use error::BlockError;
 pub use export::{Export, ReadFrom};

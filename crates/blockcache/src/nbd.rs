@@ -19,6 +19,8 @@ pub(crate) const ABORT: u32 = 2;
 pub(crate) const LIST: u32 = 3;
 pub(crate) const INFO: u32 = 6;
 pub(crate) const GO: u32 = 7;
+/// One of our own, which no other server knows: the locks on all disks are to be given up.
+pub(crate) const RELEASE: u32 = u32::from_be_bytes(*b"free");
 
 /// Answers.
 pub(crate) const ACK: u32 = 1;

@@ -1,7 +1,9 @@
 //! Disks that are read, written, trimmed and zeroed by several at once, while their old memory is searched: never a wrong
 //! byte, and what is intact comes from memory.
 
-use dewar_blockcache::{DiskFile, DiskOptions, Export, Hasher, KeptMemory, find, serve};
+use dewar_blockcache::{
+    DiskFile, DiskOptions, Export, Hasher, KeptMemory, find, release_locks, serve,
+};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -304,6 +306,26 @@ fn qemu_reads_writes_and_compares() {
     assert!(why.contains("in use by another program"), "{why}");
     let reads = DiskOptions { is_read_only: true, ..other };
     assert!(DiskFile::open(&reads).is_err());
+}
+
+#[test]
+fn locks_that_were_given_up_are_taken_again_by_a_write_or_it_fails() {
+    let served = Served::new(64, true);
+    let mut client = served.client();
+    let path = served.folder.path().join("disk");
+    let options = DiskOptions { path, is_read_only: false, is_qcow2: false, is_direct: false };
+    client.write(0, &content(0, 1));
+    release_locks(&served.folder.path().join("socket")).expect("released");
+    let other = DiskFile::open(&options).expect("it is free");
+    assert_eq!(client.block(0), content(0, 1), "who only reads needs none");
+    // It waits for the other a while, and then it is an error, and nothing is written.
+    assert_eq!(client.ask(1, 0, 4096, 4096, &content(1, 1)), 5);
+    assert_eq!(client.block(1), content(1, 0));
+    drop(other);
+    client.write(4096, &content(1, 1));
+    assert!(DiskFile::open(&options).is_err(), "it has them again");
+    let nobody = served.folder.path().join("nobody");
+    assert!(release_locks(&nobody).is_err());
 }
 
 #[test]

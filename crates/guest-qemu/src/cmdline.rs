@@ -30,7 +30,7 @@ pub use restore::{
 pub(crate) use restore::{file_of, nested_filename, replace_disk};
 pub use served_disks::{
     DISKS_SOCKET_FILE, LONGEST_DISK_ID, RESET_MONITOR_FILE, ServedNode, own_reset_option,
-    served_nodes, with_served_disks,
+    served_nodes, with_served_disks, without_server,
 };
 pub use sockets::require_sockets;
 pub(crate) use truncated::keep_truncated;

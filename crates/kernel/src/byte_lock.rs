@@ -13,6 +13,14 @@ pub fn lock_byte(file: &File, at: u64) -> Result<(), KernelError> {
     ask(file, libc::F_OFD_SETLK, libc::F_RDLCK, at).map(drop)
 }
 
+/// Gives up the lock on a byte, if it has one.
+///
+/// # Errors
+/// Where the file system has no such locks.
+pub fn unlock_byte(file: &File, at: u64) -> Result<(), KernelError> {
+    ask(file, libc::F_OFD_SETLK, libc::F_UNLCK, at).map(drop)
+}
+
 /// Whether another open file has a lock, of either kind, on a byte.
 ///
 /// # Errors
@@ -55,6 +63,8 @@ mod tests {
         assert!(!is_byte_locked(&other, 102).expect("ask"));
         assert!(!is_byte_locked(&one, 101).expect("ask"), "it is its own");
         lock_byte(&other, 101).expect("shared");
+        unlock_byte(&one, 101).expect("unlock");
+        assert!(!is_byte_locked(&other, 101).expect("ask"));
         drop(one);
         drop(other);
     }

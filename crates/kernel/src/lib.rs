@@ -24,7 +24,7 @@ mod uffd;
 mod user;
 mod wake;
 
-pub use byte_lock::{is_byte_locked, lock_byte};
+pub use byte_lock::{is_byte_locked, lock_byte, unlock_byte};
 pub use detach::{detach, die_with_us, in_network, inherit};
 pub use error::KernelError;
 pub use hold::{HeldThread, ThreadHolder};

@@ -24,9 +24,13 @@ mod server;
 mod server_watch;
 mod state;
 mod supervisor;
+mod switch;
 
 pub use disks::{ServedDisk, ServedDisks, recover};
-pub(crate) use disks::{describe, described, forget, on_line, refuse, serve_line, serve_record};
+pub(crate) use disks::{
+    describe, described, forget, has_some, on_line, release_locks, serve_line, serve_record,
+};
 pub use server::serve;
 pub use state::{LastReset, SearchState, ServedState};
 pub use supervisor::supervise;
+pub use switch::{CacheSwitch, switch_cache};

@@ -1,9 +1,12 @@
-//! Checkpoints, restores and freezes into a store of guests whose disks Dewar serves.
+//! Checkpoints, restores, freezes into a store and moves of guests whose disks Dewar serves.
 
-use crate::common::{HeldCheckpoint, assert_exact};
+use crate::common::{self, HeldCheckpoint, assert_exact};
+use crate::migrate::Hosts;
 use crate::served_guest::{Warm, is_warm, ours};
-use dewar_testkit::{kill, wait_until};
+use dewar_testkit::{GuestSpec, kill, wait_until};
 use rustix::process::Signal;
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
 fn write(warm: &mut Warm, blocks: u32) {
@@ -128,4 +131,53 @@ fn one_that_is_frozen_into_a_store_is_thawed_with_its_disk() {
     warm.reboot();
     assert_eq!(warm.read_all(), sums);
     assert_eq!(warm.searched(1)["last_reset"]["cold"], serde_json::Value::Null);
+}
+
+/// A guest that writes its served disk, and knows what must be in it. Both hosts reach the file.
+fn writer() -> (Hosts, PathBuf) {
+    let a = common::lab().as_host().expect("first host");
+    let disk = a.path().join("shared.raw");
+    File::create(&disk).and_then(|it| it.set_len(64 << 20)).expect("disk");
+    let served = vec![format!("{},cache=warm", disk.display())];
+    let hosts = Hosts::with(a, &GuestSpec { disks: Vec::new(), served, ..GuestSpec::default() });
+    (hosts, disk)
+}
+
+#[test]
+fn a_guest_moves_and_its_disk_is_qemus_own_there() {
+    let (mut hosts, disk) = writer();
+    hosts.guest.console.ask("check 1000 1 disk").expect("check");
+    // The other host was about to load it, and nobody had its disk: it stays, and has it again.
+    hosts.killed_at("loading the devices", &[]).failed(1, &[]);
+    assert!(!hosts.assert_on_one("it stays"));
+    let other = ["run", "h", "--disk", &disk.display().to_string(), "--", "qemu-system-x86_64"];
+    wait_until("the lock to be taken again", Duration::from_secs(10), || {
+        let ran = hosts.a.dewar(&other);
+        if ran.code == 0 {
+            // It came between; the guest's write would have failed.
+            panic!("two have the disk");
+        }
+        ran.stderr.contains("in use by another program")
+    });
+    let moved = Hosts::migrate(&hosts.a, &hosts.b, &["--max-downtime", "1s"]).done();
+    assert!(moved.stderr.contains("QEMU's own at the other host"), "{}", moved.stderr);
+    assert!(hosts.assert_on_one("moved"));
+    assert!(hosts.b.dewar(&["inspect", "g"]).done().json()["served_disks"].is_null());
+    wait_until("the end of ours", Duration::from_secs(20), || {
+        ours(&hosts.a, "__disks").is_empty() && ours(&hosts.a, "__disk-server").is_empty()
+    });
+    hosts.bring_back("moved back");
+}
+
+#[test]
+fn a_served_disk_is_copied_to_a_host_that_has_none_of_it() {
+    let (mut hosts, disk) = writer();
+    hosts.guest.console.ask("check 1000 1 disk").expect("check");
+    let there = disk.with_file_name("copy.qcow2");
+    let map = format!("{}={}", disk.display(), there.display());
+    let how = ["--with-disks", "--disk-map", &map, "--max-downtime", "2s"];
+    Hosts::migrate(&hosts.a, &hosts.b, &how).done();
+    assert!(hosts.assert_on_one("copied"));
+    let line = hosts.b.dewar(&["inspect", "g"]).done().stdout;
+    assert!(line.contains("copy.qcow2") && !line.contains("shared.raw"), "{line}");
 }

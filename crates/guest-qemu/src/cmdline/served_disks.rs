@@ -4,7 +4,7 @@
 //! are served. So what looks for a guest's disks finds them, and what gives it others (a restore) changes them. Where a
 //! QEMU is started with the line, that node is one of NBD ([`over_nbd`]).
 
-use super::options::{Properties, Unsupported, arguments, change_option};
+use super::options::{Argument, Properties, Unsupported, arguments, change_option};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,8 @@ pub const DISKS_SOCKET_FILE: &str = "disks.sock";
 pub const LONGEST_DISK_ID: usize = 31 - SERVED.len();
 /// The end of the name of a node that is served; before it stands the name of the node above.
 const SERVED: &str = ".dewar-served";
+/// The same of a node that QEMU has to itself where it was served before.
+const OWN: &str = ".dewar-own";
 const MONITOR: &str = "dewar-reset";
 /// How long QEMU waits for a server that is gone, in seconds, before its guest sees an error. Who ends a server starts
 /// another one; a person may have to.
@@ -110,6 +112,34 @@ pub(super) fn over_nbd(line: &mut [String], socket: &Path) {
     }
 }
 
+/// The command line of a QEMU that has the served disks to itself, and does resets itself.
+pub fn without_server(line: &[String]) -> Vec<String> {
+    let mut line = line.to_vec();
+    for ServedNode { id, .. } in served_nodes(&line) {
+        let (served, own) = (format!("{id}{SERVED}"), format!("{id}{OWN}"));
+        for key in ["node-name", "file"] {
+            change_option(&mut line, "blockdev", (key, &served), |node| {
+                node.set(key, &own, Value::from(own.as_str()));
+                node.to_string()
+            });
+        }
+    }
+    let all = arguments(&line);
+    let is_monitor = |it: &&Argument<'_>| {
+        let options = it.value.and_then(|value| Properties::parse(value).ok());
+        let named = |key: &str| options.as_ref()?.get(key, "");
+        match it.name {
+            "chardev" => named("id").as_deref() == Some(MONITOR),
+            "mon" => named("chardev").as_deref() == Some(MONITOR),
+            _ => false,
+        }
+    };
+    let removed: Vec<usize> = all.iter().filter(is_monitor).map(|it| it.at).collect();
+    let words = line.iter().enumerate();
+    let kept = words.filter(|(at, _)| !removed.iter().any(|from| (*from..*from + 2).contains(at)));
+    kept.map(|(_, word)| word.clone()).collect()
+}
+
 /// Moves the monitor of a command line that has one to another socket: the guest may come back by another name.
 pub(super) fn move_reset_monitor(line: &mut [String], socket: &Path) {
     let path = socket.display().to_string();
@@ -176,6 +206,10 @@ mod tests {
         assert_eq!(served_nodes(&line), [disk("data")]);
         let twice = with_served_disks(&line, &[disk("data")], Path::new("/c"));
         assert!(twice.is_err(), "{twice:?}");
+        let own = without_server(&line).join(" ");
+        let (file, above) = ("driver=file,node-name=data.dewar-own", "file=data.dewar-own");
+        assert!(own.contains(file) && own.contains(above) && own.contains("drive=data"), "{own}");
+        assert!(!own.contains("dewar-served") && !own.contains("dewar-reset"), "{own}");
         move_reset_monitor(&mut line, Path::new("/g,1/reset.sock"));
         over_nbd(&mut line, Path::new("/g,1/disks.sock"));
         let line = line.join(" ");

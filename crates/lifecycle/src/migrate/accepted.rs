@@ -78,7 +78,12 @@ impl Accepted {
         trial: bool,
         reporter: &dyn Reporter,
     ) -> Result<Self, Failure> {
-        served_disks::refuse(folder, "move to another host")?;
+        if served_disks::has_some(folder)? {
+            reporter.warn(
+                "its disks are QEMU's own at the other host: a reboot there finds none of its file \
+                 cache again",
+            );
+        }
         let checked = check(guest)?;
         let machine = MovingMachine::of(guest, &checked, &options.disks)?;
         machine.require_shared_disks(folder)?;

@@ -2,7 +2,7 @@
 
 use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
-use dewar_guest_qemu::cmdline::with_other_disks;
+use dewar_guest_qemu::cmdline::{with_other_disks, without_server};
 use dewar_guest_qemu::{Disk, QemuGuest};
 use dewar_memory::{Ram, RamRegion};
 use dewar_registry::{Forward, GuestFolder, GuestRecord, KeptDisk};
@@ -77,7 +77,9 @@ impl MovingMachine {
     ) -> Result<Self, Failure> {
         let found = guest.found();
         let unfit = |why: String| Failure::new(Code::Unsupported, why);
-        let arguments = with_other_disks(&checked.arguments, &checked.folder, &moving.map)
+        // Nobody serves its disks there.
+        let line = without_server(&checked.arguments);
+        let arguments = with_other_disks(&line, &checked.folder, &moving.map)
             .map_err(|why| unfit(why.to_string()))?;
         let here = |disk: &Disk| checked.folder.join(&disk.file);
         let real = |path: &Path| fs::canonicalize(checked.folder.join(path)).ok();

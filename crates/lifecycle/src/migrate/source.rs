@@ -15,6 +15,7 @@ use crate::migration::MigrationRecord;
 use crate::migration::ToTheDestination;
 use crate::migration::{Hands, SourceSide};
 use crate::reporter::Reporter;
+use crate::served_disks;
 use crate::tracking::Tracking;
 use dewar_capture::{CaptureStep, Convergence, Epochs, converge, cores};
 use dewar_guest::{Guest, Health};
@@ -138,13 +139,15 @@ impl Moving<'_> {
         let stopping = Instant::now();
         let epochs = epochs.all().iter().map(|epoch| epoch.dirty_pages).collect();
         let mut state_bytes = 0;
-        let pauses = self.pauses;
+        let (pauses, folder) = (self.pauses, self.folder);
         let last = |guest: &mut QemuGuest| {
             let was_running = guest.is_running()?;
             let forwards = forwarded(guest).ok();
             pauses.begin(Some(options.max_downtime));
             // Not before: what is flushed and looked at before it is stopped takes time.
             let state = stop_and_save(guest, checked, mirrors, || pauses.end_throttle())?;
+            // Should it stay, its next write takes them again.
+            served_disks::release_locks(folder)?;
             let dirty = tracker.look(cores()).map_err(MigrateError::from)?;
             let owed = match all_at_once || dirty.is_empty() {
                 true => Vec::new(),

@@ -2,7 +2,9 @@
 
 use crate::failure::{Code, Failure};
 use crate::helper::Helper;
-use dewar_guest_qemu::cmdline::{RESET_MONITOR_FILE, ServedNode, served_nodes, with_served_disks};
+use dewar_guest_qemu::cmdline::{
+    DISKS_SOCKET_FILE, RESET_MONITOR_FILE, ServedNode, served_nodes, with_served_disks,
+};
 use dewar_guest_qemu::reset::settle;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use serde::{Deserialize, Serialize};
@@ -183,24 +185,31 @@ pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord,
     Ok(record)
 }
 
-/// Why a guest with such disks cannot do something, if it has any.
-pub(crate) fn refuse(folder: &GuestFolder, what: &str) -> Result<(), Failure> {
-    match ServedDisks::of(folder)? {
-        None => Ok(()),
-        Some(_) => Err(Failure::new(
-            Code::Unsupported,
-            format!("a guest whose disks Dewar serves ('run --disk') cannot {what} yet"),
-        )
-        .state("the guest runs on")
-        .advice("start it with the disks on its own command line")),
-    }
+/// Whether a guest has such disks.
+///
+/// # Errors
+/// Where that cannot be read.
+pub(crate) fn has_some(folder: &GuestFolder) -> Result<bool, RegistryError> {
+    Ok(ServedDisks::of(folder)?.is_some())
 }
 
-fn supervisor_of(folder: &GuestFolder) -> Option<ProcessId> {
+/// Has the locks on a guest's served disks given up, so that another host can have them. A guest that stays takes them again.
+///
+/// # Errors
+/// Where their server does not answer.
+pub(crate) fn release_locks(folder: &GuestFolder) -> Result<(), Failure> {
+    if !has_some(folder)? {
+        return Ok(());
+    }
+    dewar_blockcache::release_locks(&folder.file(DISKS_SOCKET_FILE))
+        .map_err(|error| Failure::new(Code::Failed, format!("the server of its disks: {error}")))
+}
+
+pub(super) fn supervisor_of(folder: &GuestFolder) -> Option<ProcessId> {
     folder.read::<ProcessId>(SUPERVISOR).ok().flatten().filter(ProcessId::is_alive)
 }
 
-fn start_supervisor(folder: &GuestFolder) -> Result<(), Failure> {
+pub(super) fn start_supervisor(folder: &GuestFolder) -> Result<(), Failure> {
     let mut helper = start(folder.root(), "__disks", folder.name())?;
     let ready = helper.wait_ready(Some(READY_WITHIN));
     let own = helper.process().id() as i32;
