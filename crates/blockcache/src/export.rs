@@ -2,7 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::disk::DiskFile;
-use crate::hash::{Fingerprint, Hasher};
+use crate::hash::{Fingerprint, Hasher, candidate};
 use crate::index::Index;
 use crate::kept::{Kept, KeptMemory, Spent};
 use crate::order::RangeLocks;
@@ -29,6 +29,23 @@ pub struct Export {
 struct Cache {
     index: Index,
     kept: Kept,
+}
+
+/// A kept page that is about to be sent.
+struct TakenPage {
+    block: u64,
+    memory: Arc<KeptMemory>,
+    page: u64,
+    /// The quick hash of what it held when it was kept: that this is the block's was proven then.
+    holds: u64,
+}
+
+impl TakenPage {
+    /// Whether both can be read at once.
+    fn is_before(&self, next: &Self) -> bool {
+        let is_same = Arc::ptr_eq(&self.memory, &next.memory);
+        is_same && self.block + 1 == next.block && self.page + 1 == next.page
+    }
 }
 
 /// Of blocks, since the server began.
@@ -83,20 +100,24 @@ impl Export {
         let whole = offset..offset + into.bytes().len() as u64;
         let (mut missing, mut spent) = (Vec::new(), Spent::default());
         let mut from = whole.start;
-        for (block, memory, page, proof) in self.take_kept(full(&whole)) {
-            let at = block * BLOCK;
-            let slot = &mut into.bytes_mut()[(at - offset) as usize..][..PAGE_BYTES];
-            // Read last of all, so it is what is sent.
-            let is_right = memory.read(page, slot).is_ok() && self.hasher.proof(slot) == proof;
-            spent.add(memory, page);
-            if is_right {
+        let taken = self.take_kept(full(&whole));
+        for run in taken.chunk_by(TakenPage::is_before) {
+            let at = (run[0].block * BLOCK - offset) as usize;
+            let slots = &mut into.bytes_mut()[at..][..run.len() * PAGE_BYTES];
+            let is_read = run[0].memory.read(run[0].page, slots).is_ok();
+            for (taken, slot) in run.iter().zip(slots.chunks_exact(PAGE_BYTES)) {
+                spent.add(taken.memory.clone(), taken.page);
+                // Read last of all, so it is what is sent.
+                if !is_read || candidate(slot) != taken.holds {
+                    self.counts.wrong.fetch_add(1, Relaxed);
+                    continue;
+                }
                 self.counts.hits.fetch_add(1, Relaxed);
+                let at = taken.block * BLOCK;
                 if from < at {
                     missing.push(from..at);
                 }
                 from = at + BLOCK;
-            } else {
-                self.counts.wrong.fetch_add(1, Relaxed);
             }
         }
         if from < whole.end {
@@ -105,7 +126,7 @@ impl Export {
         (missing, spent)
     }
 
-    fn take_kept(&self, blocks: Range<u64>) -> Vec<(u64, Arc<KeptMemory>, u64, [u8; 16])> {
+    fn take_kept(&self, blocks: Range<u64>) -> Vec<TakenPage> {
         let Some(mut cache) = self.cache() else { return Vec::new() };
         if cache.kept.is_empty() {
             return Vec::new();
@@ -114,7 +135,7 @@ impl Export {
         let taken = blocks.filter_map(|block| {
             let (memory, page) = cache.kept.take(block)?;
             match cache.index.get(block) {
-                Some(fingerprint) => Some((block, memory, page, fingerprint.proof)),
+                Some(known) => Some(TakenPage { block, memory, page, holds: known.candidate }),
                 None => {
                     memory.release(page, 1);
                     None

@@ -8,7 +8,7 @@ use twox_hash::XxHash3_64;
 /// What a block's content is known by, in 24 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// XXH3-64: quick, finds candidates, and proves nothing.
+    /// XXH3-64: quick, finds candidates and damage, and proves nothing.
     pub candidate: u64,
     /// The first half of its BLAKE3 under the key: the proof.
     pub proof: [u8; 16],

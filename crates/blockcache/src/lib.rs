@@ -18,8 +18,10 @@
 //!   past its cache change what it read before it is hashed, and so plant foreign bytes in a file.)
 //! - A write takes the entry away before it begins, and puts one there when it has succeeded. Both happen under a lock
 //!   of the blocks, so an overlapping read cannot put back what it saw before ([`RangeLocks`]).
-//! - A page is served only if its keyed BLAKE3 is that of the entry *now*. The key is random and known to this process
-//!   alone, so nobody can make another page with that hash. XXH3 only finds candidates.
+//! - A page is kept only if its keyed BLAKE3 is that of the entry *now*. The key is random and known to this process
+//!   alone, so nobody can make another page with that hash; XXH3 only finds candidates. From then on no process can write
+//!   the page: its file has no name, and nobody has it mapped. What changes the block takes the page away. When the page is
+//!   used its XXH3 tells whether it was damaged since.
 //!
 //! A lost index, or lost pages, are only a cold cache: all can be dropped at any time.
 #![forbid(unsafe_code)]
