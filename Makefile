@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-qos fuzz install clean
+.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make test-hosts        the tests that need hosts of their own, between small virtual machines"
+	@echo "make test-debian       reboots of a whole Debian from a disk that stays warm"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
 	@echo "make bench-tlc         TLC's experiment: checkpoints of a guest that runs HPC Challenge"
@@ -84,6 +85,9 @@ test-kvm: setup guest
 
 test-hosts: setup guest
 	scripts/hosts-lab.sh run
+
+test-debian: setup guest
+	scripts/debian-guest.sh run
 
 bench-checkpoint: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

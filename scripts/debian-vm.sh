@@ -38,10 +38,10 @@ system_image() {
     mv "$2.part" "$2"
 }
 
-# kernel_and_initrd ROOT FOLDER: its kernel as FOLDER/vmlinuz, and an initramfs FOLDER/initrd that mounts the
-# first disk as the root and the second under /lab, and becomes /lab/init.
+# kernel_and_initrd ROOT FOLDER [INIT]: its kernel as FOLDER/vmlinuz, and an initramfs FOLDER/initrd that mounts the
+# first disk as the root and the second, if there is one, under /lab, and becomes INIT: /lab/init, where nothing is said.
 kernel_and_initrd() {
-    local root=$1 folder=$2 version init=$2/initrd-root module file name applet
+    local root=$1 folder=$2 start=${3:-/bin/sh /lab/init} version init=$2/initrd-root module file name applet
     version=$(basename "$root"/boot/vmlinuz-*)
     version=${version#vmlinuz-}
     cp "$root/boot/vmlinuz-$version" "$folder/vmlinuz"
@@ -56,14 +56,16 @@ kernel_and_initrd() {
         case "$file" in *.xz) xz -dc "$file" >"$init/modules/$name" ;; *) cp "$file" "$init/modules/$name" ;; esac
         echo "$name" >>"$init/modules/order"
     done
-    cat >"$init/init" <<'INIT'
+    cat >"$init/init" <<INIT
 #!/bin/sh
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-while read -r module; do insmod /modules/$module 2>/dev/null; done </modules/order
+while read -r module; do insmod /modules/\$module 2>/dev/null; done </modules/order
 mount -t ext4 /dev/vda /root
-mkdir -p /root/lab
-mount -t ext4 /dev/vdb /root/lab || mount -t ext4 -o ro /dev/vdb /root/lab
-exec switch_root /root /bin/sh /lab/init
+if [ -e /dev/vdb ]; then
+    mkdir -p /root/lab
+    mount -t ext4 /dev/vdb /root/lab || mount -t ext4 -o ro /dev/vdb /root/lab
+fi
+exec switch_root /root $start
 INIT
     chmod +x "$init/init"
     (cd "$init" && find . | cpio -o -H newc --quiet) | gzip -1 >"$folder/initrd"

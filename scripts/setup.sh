@@ -11,7 +11,7 @@ needed=(qemu-system-x86 qemu-utils busybox-static cpio e2fsprogs util-linux moun
     make pkg-config perl xz-utils zstd lz4 binutils ca-certificates)
 if [ "${1:-}" != to-run ]; then
     needed+=(redis-tools strace qemu-guest-agent swtpm openssh-client dropbear-bin
-        ocl-icd-libopencl1 pocl-opencl-icd runc iptables patchelf python3)
+        ocl-icd-libopencl1 pocl-opencl-icd runc iptables patchelf python3 ovmf)
     # A browser for the test of the report; Ubuntu has none as a package.
     if grep -q '^ID=debian' /etc/os-release; then needed+=(chromium); fi
 fi

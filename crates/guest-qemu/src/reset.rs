@@ -16,64 +16,28 @@
 //! memory, and is given its name ([`settle`]). Then the guest is reset, as it was to be. A guest that is held and has
 //! nobody is seen by its state, "shutdown"; one that was reset and is to run only by what its holder wrote down before.
 //!
+//! Where that cannot be (memory of huge pages of a pool, a kernel that lets nobody inject) the memory is copied while the
+//! guest is held, which takes longer.
+//!
 //! With a fresh file that is empty below 1 MiB a q35 machine does not boot: QEMU's firmware is shadowed there once, when
-//! the machine is made. So that part is copied.
+//! the machine is made. So that part is copied, of each RAM file: which of them lies at the guest's address 0 is QEMU's to say.
+
+mod error;
+mod memory;
+
+pub use error::ResetError;
+pub use memory::{MemoryAside, settle};
 
 use crate::qmp::{Qmp, QmpError};
 use crate::run_state::RunState;
 use crate::state::is_migrating;
-use dewar_kernel::{KernelError, Pid, duplicate_in, list_fds, map_over_in};
-use dewar_registry::{GuestRecord, ProcessId, RamFile};
-use procfs::process::{MMapPath, Process};
+use dewar_registry::{GuestRecord, ProcessId};
 use serde_json::json;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::ops::Range;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Where firmware is shadowed, in guest addresses.
-const SHADOW: Range<u64> = 0xc_0000..0x10_0000;
 /// How long QEMU may take to reset the machine.
 const RESETS_WITHIN: Duration = Duration::from_secs(10);
-/// What QEMU knows a passed descriptor by.
-const PASSED: &str = "dewar-next-ram";
-
-/// Why a guest's memory was not set aside, or it could not go on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResetError {
-    /// QEMU refused, or is gone.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// The kernel refused.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// A file could not be made or moved.
-    #[error("cannot {operation} {}: {cause}", path.display())]
-    File {
-        /// What was being done.
-        operation: &'static str,
-        /// To which file.
-        path: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// QEMU has the memory otherwise than this can handle.
-    #[error("QEMU has {} mapped in a way that cannot be exchanged", path.display())]
-    Mapped {
-        /// The RAM file.
-        path: PathBuf,
-    },
-}
-
-fn file(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ResetError {
-    let path = path.to_owned();
-    move |cause| ResetError::File { operation, path, cause }
-}
 
 /// What a QEMU was about to do when it stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,144 +148,17 @@ impl ResetMonitor {
         }
     }
 
-    /// Gives a guest that is held empty memory. Returns what it had: files without a name. `reached` hears of each step.
+    /// Gives a guest that is held empty memory, or, with `may_copy`, a copy of it to us where that cannot be. Returns what it
+    /// had. `reached` hears of each step.
     ///
     /// # Errors
-    /// Where that cannot be. What was not exchanged is as it was.
+    /// Where neither can be. What was not exchanged is as it was.
     pub fn set_memory_aside(
         &mut self,
         record: &GuestRecord,
+        may_copy: bool,
         reached: &dyn Fn(&str),
-    ) -> Result<Vec<File>, ResetError> {
-        let pid = Pid(record.process.pid);
-        let mut aside = Vec::new();
-        for (number, ram) in record.ram.iter().enumerate() {
-            let old = File::options().read(true).write(true).open(&ram.path);
-            let old = old.map_err(file("open", &ram.path))?;
-            let next = next_path(&ram.path);
-            let new = make_next(&old, ram, &next, number == 0)?;
-            reached("made");
-            let exchanged = self.exchange(pid, &ram.path, &next, &new);
-            if exchanged.is_ok() {
-                reached("mapped");
-            }
-            // Also where it failed half way: the file that QEMU has is the one by that name.
-            settle_file(pid, &ram.path)?;
-            exchanged?;
-            aside.push(old);
-        }
-        Ok(aside)
-    }
-
-    /// Has QEMU use another file in place of the one of a RAM block.
-    fn exchange(
-        &mut self,
-        pid: Pid,
-        path: &Path,
-        next: &Path,
-        new: &File,
-    ) -> Result<(), ResetError> {
-        let mapped = || ResetError::Mapped { path: path.to_owned() };
-        let bytes = new.metadata().map_err(file("look at", next))?.len();
-        let range = mapping(pid, path).filter(|it| it.end - it.start == bytes);
-        let range = range.ok_or_else(mapped)?;
-        let number_of = |path: &Path| {
-            Ok::<_, ResetError>(list_fds(pid)?.into_iter().find(|it| it.target == path))
-        };
-        let own = number_of(path)?.ok_or_else(mapped)?.number;
-        self.qmp.execute_with_fd("getfd", json!({"fdname": PASSED}), new.as_fd())?;
-        let exchanged = (|| {
-            let passed = number_of(next)?.ok_or_else(mapped)?.number;
-            map_over_in(pid, &range, passed)?;
-            // What QEMU would map, or give back, by that number from now on.
-            Ok::<_, ResetError>(duplicate_in(pid, passed, own)?)
-        })();
-        // By QEMU itself: closed behind its back, the number would be another file's the next time.
-        self.qmp.execute("closefd", json!({"fdname": PASSED}))?;
-        exchanged
-    }
-}
-
-/// Puts the names of RAM files right, of which one was being exchanged when who did it died.
-///
-/// # Errors
-/// Where a file cannot be renamed or removed.
-pub fn settle(record: &GuestRecord) -> Result<(), ResetError> {
-    record.ram.iter().try_for_each(|ram| settle_file(Pid(record.process.pid), &ram.path))
-}
-
-fn settle_file(pid: Pid, path: &Path) -> Result<(), ResetError> {
-    let next = next_path(path);
-    match next.exists() {
-        false => Ok(()),
-        true if mapping(pid, &next).is_some() => {
-            fs::rename(&next, path).map_err(file("rename", &next))
-        }
-        true => fs::remove_file(&next).map_err(file("remove", &next)),
-    }
-}
-
-fn next_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".next");
-    PathBuf::from(name)
-}
-
-/// Makes the file that is to take another one's place, with its owner.
-fn make_next(old: &File, ram: &RamFile, next: &Path, has_low: bool) -> Result<File, ResetError> {
-    let _ = fs::remove_file(next);
-    let mut how = OpenOptions::new();
-    let new = how.read(true).write(true).create_new(true).mode(0o600).open(next);
-    let new = new.map_err(file("create", next))?;
-    let filled = (|| {
-        let data = old.metadata()?;
-        std::os::unix::fs::fchown(&new, Some(data.uid()), Some(data.gid()))?;
-        new.set_len(data.len())?;
-        if has_low && ram.bytes >= SHADOW.end {
-            let mut shadow = vec![0; (SHADOW.end - SHADOW.start) as usize];
-            old.read_exact_at(&mut shadow, SHADOW.start)?;
-            new.write_all_at(&shadow, SHADOW.start)?;
-        }
-        Ok(())
-    })();
-    filled.map_err(|cause| {
-        let _ = fs::remove_file(next);
-        file("fill", next)(cause)
-    })?;
-    Ok(new)
-}
-
-/// Where a process has a file mapped: one range, without holes, from the file's beginning on.
-fn mapping(pid: Pid, path: &Path) -> Option<Range<u64>> {
-    let maps = Process::new(pid.0).ok()?.maps().ok()?;
-    let mut whole: Option<Range<u64>> = None;
-    for map in maps.into_iter().filter(|map| map.pathname == MMapPath::Path(path.to_owned())) {
-        let (start, end) = map.address;
-        let begun = whole.get_or_insert(start..start);
-        if begun.end != start || map.offset != start - begun.start {
-            return None;
-        }
-        begun.end = end;
-    }
-    whole
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dewar_kernel::WritableMapping;
-
-    #[test]
-    fn a_mapping_is_found_by_its_file() {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("a b");
-        let own = Pid(std::process::id() as i32);
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.expect("file");
-        file.set_len(1 << 20).expect("size");
-        assert_eq!(mapping(own, &path), None);
-        let _mapped = WritableMapping::new(&file, 1 << 20).expect("map");
-        let range = mapping(own, &path).expect("mapped");
-        assert_eq!(range.end - range.start, 1 << 20);
+    ) -> Result<MemoryAside, ResetError> {
+        memory::set_aside(&mut self.qmp, record, may_copy, reached)
     }
 }

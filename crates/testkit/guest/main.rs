@@ -2,7 +2,8 @@
 //! linked statically and runs on a bare initramfs.
 //!
 //! `heartbeat` prints a byte every millisecond, or every `$beat_ms`. `serve TTY` obeys lines on a
-//! serial port, one answer line each; `serve FIFO FIFO`, in a container, has two pipes for it:
+//! serial port, one answer line each; `serve FIFO FIFO`, in a container, has two pipes for it. `plant read|write FILE MS`
+//! tries to plant bytes in a file ([`plant`]). The lines:
 //!
 //! - `fill MIB MIX`: takes MIB of memory and fills it; MIX is `mixed` (a
 //!   quarter each zeros, text, programs, noise, from the second disk; no two pages equal),
@@ -26,6 +27,8 @@
 //! - `listen`: answers on TCP: on port 80 with a web page, on port 7 with what it
 //!   is sent.
 //! - `spawn PROGRAM ARGUMENT...`: starts a program in the background.
+//! - `run PROGRAM ARGUMENT...`: runs a program to its end; what it said. `as UID PROGRAM ARGUMENT...`: the same as that user.
+//! - `sum FILE`: reads a file to its end; a number that tells its content, its bytes, and how many ms it took.
 //! - `append FILE WORD...`: adds the words to a file, a line each: a line of the serial
 //!   port has at most 4,095 bytes.
 //! - `show FILE`: the file's lines, with `;` between.
@@ -34,6 +37,7 @@
 
 mod files;
 mod net;
+mod plant;
 mod reads;
 mod storm;
 mod writer;
@@ -43,6 +47,7 @@ use net::{echo, listen, network, web};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -61,6 +66,11 @@ fn main() {
     match arguments.get(1).map(String::as_str) {
         Some("heartbeat") => heartbeat(),
         Some("serve") => serve(&arguments[2], arguments.get(3)),
+        Some("plant") => {
+            let time = Duration::from_millis(arguments[4].parse().expect("milliseconds"));
+            let done = plant::plant(&arguments[3], arguments[2] == "write", time);
+            println!("{}", done.expect("it may do that"));
+        }
         _ => std::process::exit(2),
     }
 }
@@ -140,7 +150,8 @@ fn serve(commands: &str, answers: Option<&String>) {
             "net" => network(words.get(1).copied().unwrap_or_default()),
             "listen" => listen(80, web).and_then(|_| listen(7, echo)),
             "spawn" => spawn(&words[1..]),
-            "run" => run(&words[1..]),
+            "run" => run(None, &words[1..]),
+            "as" => run(words.get(1).and_then(|uid| uid.parse().ok()), words.get(2..).unwrap_or(&[])),
             "sum" => sum(words.get(1).copied().unwrap_or_default()),
             "append" => append(&words[1..]),
             "show" => std::fs::read_to_string(words.get(1).copied().unwrap_or_default())
@@ -172,10 +183,13 @@ fn spawn(words: &[&str]) -> Result<String, String> {
     Ok(child.id().to_string())
 }
 
-/// Runs a program to its end.
-fn run(words: &[&str]) -> Result<String, String> {
+/// Runs a program to its end, perhaps as another user.
+fn run(user: Option<u32>, words: &[&str]) -> Result<String, String> {
     let (program, arguments) = words.split_first().ok_or("which program?")?;
     let mut command = std::process::Command::new(program);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
     let output = command.args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|error| error.to_string())?;
     let said = [&output.stdout[..], &output.stderr].concat();

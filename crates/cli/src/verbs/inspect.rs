@@ -119,7 +119,9 @@ fn served_disks(folder: &GuestFolder, row: &mut impl FnMut(&str, String)) -> Val
     if let Some(last) = &last {
         let cold = last.cold.as_ref().map(|why| format!("; nothing was kept: {why}"));
         let cold = cold.unwrap_or_default();
-        row("resets", format!("{}, the last held {:.0} ms{cold}", last.held, last.held_ms));
+        let copied = last.copied.as_ref().map(|why| format!("; its memory was copied: {why}"));
+        let copied = copied.unwrap_or_default();
+        row("resets", format!("{}, the last held {:.0} ms{cold}{copied}", last.held, last.held_ms));
     }
     if let Some(why) = now.search.as_ref().and_then(why_little_was_kept) {
         row("", why.to_owned());

@@ -12,14 +12,14 @@ const WANTED: u64 = 300;
 
 /// A mount of huge pages, and a pool for them where it needs one; both are put
 /// back.
-struct HugePages {
+pub(crate) struct HugePages {
     mount: PathBuf,
     pool_before: Option<u64>,
 }
 
 impl HugePages {
     /// Of a pool; nothing where this host does not give any.
-    fn of_pool(lab: &Lab) -> Option<Self> {
+    pub(crate) fn of_pool(lab: &Lab) -> Option<Self> {
         let before = pool()?;
         std::fs::write(POOL, (before + WANTED).to_string()).ok()?;
         let this = Self::mount(lab, Some(before), &["-t", "hugetlbfs", "-o", "pagesize=2M"]);
@@ -39,7 +39,7 @@ impl HugePages {
         mounted.is_ok_and(|it| it.success()).then_some(this)
     }
 
-    fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.mount.to_str().expect("text")
     }
 }

@@ -3,7 +3,7 @@
 use crate::common;
 use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, wait_until};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,16 +18,27 @@ pub struct Warm {
 /// MiB of each file.
 pub const FILES: [u64; 3] = [8, 16, 24];
 
+/// How such a guest is started.
+#[derive(Default)]
+pub struct How<'h> {
+    pub spec: GuestSpec,
+    /// What is said of its disk.
+    pub disk: &'h str,
+    /// More words for `dewar run`.
+    pub words: &'h [&'h str],
+    /// For `dewar run`, and so for the processes beside the guest.
+    pub environment: &'h [(&'h str, &'h str)],
+}
+
 impl Warm {
     pub fn new(options: &str) -> Self {
-        Self::started(options, None)
+        Self::started(&How { disk: options, ..How::default() })
     }
 
-    /// The same; the signal is for the process beside the guest.
-    pub fn started(options: &str, signal: Option<String>) -> Self {
+    pub fn started(how: &How<'_>) -> Self {
         let lab = common::lab();
         let disk = make_disk(&lab);
-        let guest = start(&lab, &format!("{},{options}", disk.display()), signal);
+        let guest = start(&lab, &disk, how);
         let mut this = Self { lab, guest, disk, sums: Vec::new() };
         this.mount();
         this.sums = this.read_all();
@@ -36,7 +47,7 @@ impl Warm {
 
     /// Starts it again when it has ended.
     pub fn run_again(&mut self) {
-        self.guest = start(&self.lab, &format!("{},cache=warm", self.disk.display()), None);
+        self.guest = start(&self.lab, &self.disk, &How { disk: "cache=warm", ..How::default() });
         self.mount();
     }
 
@@ -91,11 +102,12 @@ impl Warm {
     }
 }
 
-fn start(lab: &Lab, served: &str, signal: Option<String>) -> TestGuest {
-    let spec = GuestSpec { disks: Vec::new(), ..GuestSpec::default() };
+fn start(lab: &Lab, disk: &Path, how: &How<'_>) -> TestGuest {
+    let spec = GuestSpec { disks: Vec::new(), ..how.spec.clone() };
     let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
-    let mut command = lab.command(&["run", "g", "--disk", served, "--"]);
-    command.args(line).envs(signal.map(|signal| ("DEWAR_TEST_SIGNAL", signal)));
+    let served = format!("{},{}", disk.display(), how.disk);
+    let mut command = lab.command(&["run", "g", "--disk", &served]);
+    command.args(how.words).arg("--").args(line).envs(how.environment.iter().copied());
     Ran::of(&command.output().expect("dewar starts")).done();
     lab.reach("g").expect("guest")
 }

@@ -1,8 +1,8 @@
 //! Disks that Dewar serves, and what of them outlives a reboot of the guest's OS.
 
 use crate::common;
-use crate::served_guest::{Warm, is_warm, make_disk, ours};
-use dewar_testkit::{GuestSpec, TestGuest, kill, next_qemu, wait_until};
+use crate::served_guest::{How, Warm, is_warm, make_disk, ours};
+use dewar_testkit::{GuestSpec, TestGuest, kill, next_qemu, wait_until, wait_while_alive};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use std::fs::File;
@@ -70,6 +70,8 @@ fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
             let pids = ours(&lab, verb);
             assert_eq!(pids.len(), 1, "{verb}");
             kill(pids[0], Signal::KILL);
+            // A command that sees it end would wait for the other one to start it.
+            wait_while_alive(pids[0]);
         }
         if verbs.len() == 2 {
             // Nobody is left to start the other one.
@@ -85,7 +87,12 @@ fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
 #[test]
 fn a_supervisor_that_dies_at_any_step_leaves_no_guest_held() {
     for step in ["held", "made", "mapped", "exchanged", "reset"] {
-        let mut warm = Warm::started("cache=warm", Some(format!("{step}:kill")));
+        let signal = format!("{step}:kill");
+        let mut warm = Warm::started(&How {
+            disk: "cache=warm",
+            environment: &[("DEWAR_TEST_SIGNAL", &signal)],
+            ..How::default()
+        });
         let before = ours(&warm.lab, "__disks");
         warm.reboot();
         let sums = warm.sums.clone();

@@ -25,6 +25,9 @@ pub(super) const MEMORY: u8 = b'm';
 pub(super) const ENDED: u8 = b'e';
 /// How long what was found in memory is kept for a guest that does not ask for it.
 const KEPT_FOR: Duration = Duration::from_secs(600);
+/// How many seconds that is in tests, and where pressure is read there.
+const TEST_KEPT_FOR: &str = "DEWAR_TEST_KEPT_FOR";
+const TEST_PRESSURE: &str = "DEWAR_TEST_PRESSURE";
 /// How much of ten seconds some program may wait for memory, in hundredths (`some avg10` in Documentation/accounting/psi.rst
 /// of Linux), before what is kept is given up.
 const PRESSURE: f64 = 10.0;
@@ -177,13 +180,15 @@ impl Server {
     /// Gives up what is kept for too long, or where the host is short of memory.
     fn watch(&self) {
         let mut last = ServedState::default();
+        let asked = std::env::var(TEST_KEPT_FOR).ok().and_then(|seconds| seconds.parse().ok());
+        let kept_for = asked.map_or(KEPT_FOR, Duration::from_secs);
         loop {
             std::thread::sleep(TICK);
             let kept: usize = self.exports.iter().map(|(_, it)| it.known_and_kept().1).sum();
             let found_at = self.state().found_at;
             let why = match found_at {
                 _ if kept == 0 => None,
-                Some(at) if at.elapsed() > KEPT_FOR => Some("nobody asked for it for long"),
+                Some(at) if at.elapsed() > kept_for => Some("nobody asked for it for long"),
                 _ if pressure() > PRESSURE => Some("the host is short of memory"),
                 _ => None,
             };
@@ -250,7 +255,8 @@ fn open_when_free(options: &DiskOptions) -> Result<DiskFile, BlockError> {
 
 /// How much of the last ten seconds some program waited for memory, in hundredths; 0 where the kernel does not tell.
 fn pressure() -> f64 {
-    let text = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+    let file = std::env::var_os(TEST_PRESSURE).unwrap_or_else(|| "/proc/pressure/memory".into());
+    let text = fs::read_to_string(file).unwrap_or_default();
     let some = text.lines().find_map(|line| line.strip_prefix("some avg10="));
     some.and_then(|rest| rest.split(' ').next()?.parse().ok()).unwrap_or(0.0)
 }

@@ -62,6 +62,9 @@ pub struct LastReset {
     pub held_ms: f64,
     /// Why its memory was not set aside, where it was not.
     pub cold: Option<String>,
+    /// Why its memory was copied while it was held, where it could not be exchanged.
+    #[serde(default)]
+    pub copied: Option<String>,
 }
 
 impl ServedState {

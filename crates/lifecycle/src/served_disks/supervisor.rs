@@ -21,7 +21,7 @@ use crate::reporter::Reporter;
 use dewar_guest_qemu::QmpError;
 use dewar_guest_qemu::cmdline::{RESET_MONITOR_FILE, own_reset_option};
 use dewar_guest_qemu::handover::is_under_way as is_handed_over;
-use dewar_guest_qemu::reset::{ResetMonitor, Stopped, settle};
+use dewar_guest_qemu::reset::{MemoryAside, ResetMonitor, Stopped, settle};
 use dewar_registry::{GuestFolder, GuestLock, GuestRecord, Phase, ProcessId};
 use dewar_units::PAGE_BYTES;
 use rustix::fs::{FlockOperation, flock};
@@ -250,8 +250,11 @@ impl Supervisor<'_> {
         let _ = self.folder.remove(RESETTING);
         drop(lock);
         let held = LastReset::of(self.folder).map_or(0, |last| last.held) + 1;
-        LastReset { held, held_ms, cold: aside.as_ref().err().cloned() }.save(self.folder);
-        if let Ok((files, most_pages)) = aside {
+        let copied = aside.as_ref().ok().and_then(|(aside, _)| aside.copied.as_ref());
+        let copied = copied.map(ToString::to_string);
+        let cold = aside.as_ref().err().cloned();
+        LastReset { held, held_ms, cold, copied }.save(self.folder);
+        if let Ok((MemoryAside { files, .. }, most_pages)) = aside {
             let aside = Aside { files: files.len(), most_pages, reset: held };
             self.server.hand_over(&files, &aside);
         }
@@ -271,7 +274,7 @@ impl Supervisor<'_> {
         monitor: &mut ResetMonitor,
         process: &ProcessId,
         reached: &dyn Fn(&str),
-    ) -> Result<(Vec<File>, u64), String> {
+    ) -> Result<(MemoryAside, u64), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         if lock.is_none() {
             return Err("a command was at work on the guest".to_owned());
@@ -286,15 +289,15 @@ impl Supervisor<'_> {
         if record.phase != Phase::Running || record.migration.is_some() || !has_all {
             return Err("its memory had not all arrived".to_owned());
         }
-        let most_pages = self.most_pages(&record)?;
+        let room = self.room(&record)?;
         // Its writes are tracked in the memory that goes: the next checkpoint compares.
         crate::tracking::forget(self.folder).map_err(|failure| failure.whole())?;
-        let files = monitor.set_memory_aside(&record, reached).map_err(|error| text(&error))?;
-        Ok((files, most_pages))
+        let aside = monitor.set_memory_aside(&record, room.for_a_copy, reached);
+        Ok((aside.map_err(|error| text(&error))?, room.most_pages))
     }
 
-    /// How many pages may be kept beside all memory that was promised.
-    fn most_pages(&self, record: &GuestRecord) -> Result<u64, String> {
+    /// What there is room for beside all memory that was promised.
+    fn room(&self, record: &GuestRecord) -> Result<Room, String> {
         let disks = ServedDisks::of(self.folder).ok().flatten().ok_or("it has no such disks")?;
         let wanted = |bytes: Option<u64>| bytes.unwrap_or(disks.memory_bytes);
         let warm = disks.disks.iter().filter(|disk| disk.is_warm);
@@ -307,6 +310,15 @@ impl Supervisor<'_> {
             return Err("the host has not enough memory beside it".to_owned());
         }
         // What it has now becomes free again, but for what is kept.
-        Ok(wanted.min(room.left()) / PAGE_BYTES as u64)
+        let most_pages = wanted.min(room.left()) / PAGE_BYTES as u64;
+        Ok(Room { most_pages, for_a_copy: room.left() > used })
     }
+}
+
+/// What there is room for when a guest is reset.
+struct Room {
+    /// Pages that may be kept.
+    most_pages: u64,
+    /// Whether all of its memory may be copied.
+    for_a_copy: bool,
 }
