@@ -25,12 +25,13 @@ all=(
     killed::five_kills_under_kvm
     upgrade::moves_and_freezes_under_kvm
     moves::a_guest_moves_again_and_again_under_kvm
+    warm_reboot::a_guest_reboots_warm_under_kvm
 )
 
 prepare() {
     if is_made "$lab/l1.img" kvm-lab.sh; then return; fi
     echo "kvm-lab: building the L1 system (Debian 13)"
-    debian_root "$lab/root" qemu-system-x86 qemu-utils iproute2
+    debian_root "$lab/root" qemu-system-x86 qemu-utils iproute2 e2fsprogs
     system_image "$lab/root" "$lab/l1.img" 2500M
 }
 

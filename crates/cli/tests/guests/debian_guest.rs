@@ -12,6 +12,9 @@ const MADE: &str = "DEWAR_TEST_DEBIAN";
 /// How long it may take to boot, or to shut down.
 const BOOTS_WITHIN: Duration = Duration::from_secs(180);
 
+/// What the server says of itself is this old at most.
+const TOLD: Duration = Duration::from_millis(1200);
+
 struct Debian {
     lab: Lab,
     guest: TestGuest,
@@ -91,7 +94,8 @@ fn a_debian_with_systemd_finds_its_cache_after_resets_of_each_kind() {
     let mut debian = Debian::new(Path::new(&made));
     let sums = debian.sums();
     let write = "run dd if=/dev/urandom of=/var/written bs=1M count=165 conv=fsync";
-    // What it does, whether it ends orderly, and what of the known blocks is in memory at least.
+    // What is done before, the reset, and how much of what is read after it comes from memory at least. (Of what is known
+    // a hundredth is the file system's journal, which is written and never read.)
     let resets = [
         ("systemctl reboot", "", "spawn systemctl reboot", 0.99),
         ("dewar reboot, by its agent", "", "agent", 0.99),
@@ -112,41 +116,44 @@ fn a_debian_with_systemd_finds_its_cache_after_resets_of_each_kind() {
             0.0,
         ),
     ];
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let read = |told: &Value| ["from_memory", "from_disk"].map(|it| number(&told["disks"][0][it]));
     println!("reset\tknown\tkept\theld ms\tsearch ms\tread from memory\tboots and sums s");
     for (held, (name, first, reset, least)) in (1..).zip(resets) {
         if !first.is_empty() {
             debian.ask(first);
         }
+        std::thread::sleep(TOLD);
+        let before = read(&debian.told());
         let began = Instant::now();
         match reset {
             "agent" => drop(debian.lab.dewar(&["reboot", "g"]).done()),
             "button" => drop(debian.lab.dewar(&["reboot", "g", "--now"]).done()),
             words => debian.guest.console.send(words).expect("reset"),
         }
-        let before = debian.told()["disks"][0]["from_memory"].as_u64().unwrap_or(0);
         debian.is_up();
         assert_eq!(debian.sums(), sums, "{name}");
         let took = began.elapsed();
         let mut told = Value::Null;
-        wait_until("the search to be told", Duration::from_secs(20), || {
+        wait_until(&format!("the search to be told: {}", debian.told()), TOLD * 10, || {
             told = debian.told();
             told["search"]["reset"] == held
         });
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(TOLD);
         told = debian.told();
-        let (search, disk) = (&told["search"], &told["disks"][0]);
-        let number = |value: &Value| value.as_u64().expect("a number");
+        let search = &told["search"];
         let (known, kept) = (number(&search["known"]), number(&search["kept"]));
+        let [memory, disk] = [0, 1].map(|at| (read(&told)[at] - before[at]) as f64);
+        let share = memory / (memory + disk);
         println!(
-            "{name}\t{known}\t{:.4}\t{:.1}\t{:.0}\t{}\t{:.1}",
+            "{name}\t{known}\t{:.4}\t{:.1}\t{:.0}\t{share:.4}\t{:.1}",
             kept as f64 / known as f64,
             told["last_reset"]["held_ms"].as_f64().expect("ms"),
             search["took_ms"].as_f64().expect("ms"),
-            number(&disk["from_memory"]).saturating_sub(before),
             took.as_secs_f64(),
         );
-        assert_eq!(disk["wrong"], 0, "{told}");
-        assert!(kept as f64 >= known as f64 * least, "{name}: {told}");
+        assert_eq!(told["disks"][0]["wrong"], 0, "{told}");
+        assert!(share >= least, "{name}: {told}");
     }
     debian.lab.dewar(&["stop", "g"]).done();
     let mut fsck = Command::new("e2fsck");

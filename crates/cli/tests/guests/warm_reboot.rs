@@ -1,6 +1,6 @@
 //! Disks that Dewar serves, and what of them outlives a reboot of the guest's OS.
 
-use crate::common;
+use crate::common::{self, assert_exact};
 use crate::served_guest::{How, Warm, is_warm, make_disk, ours};
 use dewar_testkit::{GuestSpec, TestGuest, kill, next_qemu, wait_until, wait_while_alive};
 use rustix::fs::{FlockOperation, flock};
@@ -246,4 +246,19 @@ fn disks_of_any_kind_are_served_and_what_cannot_be_leaves_nothing() {
     wait_until("nobody to serve it", Duration::from_secs(20), || {
         ours(&lab, "__disks").len() == 1 && ours(&lab, "__disk-server").len() == 1
     });
+}
+
+#[test]
+fn a_guest_reboots_warm_under_kvm() {
+    if GuestSpec::default().accel != "kvm" {
+        println!("SKIPPED a_guest_reboots_warm_under_kvm: it runs in 'make test-kvm'");
+        return;
+    }
+    let mut warm = Warm::new("cache=warm");
+    for held in [1, 2] {
+        warm.reboot();
+        is_warm(&mut warm, held);
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    assert_exact(&warm.lab, &mut warm.guest, "after two reboots");
 }
