@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 started=()
-trap 'rm -f "$log"; kill "${started[@]}" 2>/dev/null || true' EXIT
+beside=
+trap 'rm -f "$log" "$log.beside"; kill "${started[@]}" $beside 2>/dev/null || true' EXIT
 # A set of tests that runs longer hangs: the longest takes 15 minutes, and a sweep hours.
 limit=2400
 export RUST_BACKTRACE=0
@@ -30,6 +31,21 @@ tests() {
     if [ "$ended" != 0 ]; then failed+=("$name"); fi
     echo "test: $name done after $((SECONDS - began)) s"
 }
+# The same beside the next set: for what mostly waits. What it said comes with joined.
+tests_beside() {
+    local threads=$1
+    shift
+    timeout --kill-after=20 "$limit" cargo test --workspace --no-fail-fast "$@" -- \
+        --test-threads="$threads" --nocapture >"$log.beside" 2>&1 &
+    beside=$!
+}
+joined() {
+    wait "$beside" || failed+=("$1")
+    beside=
+    cat "$log.beside"
+    cat "$log.beside" >>"$log"
+    echo "test: $1 done after $((SECONDS - began)) s"
+}
 if [ "${1:-}" = sweeps ]; then
     export DEWAR_TEST_SWEEP=all
     limit=36000
@@ -40,13 +56,14 @@ if [ "${1:-}" != sweeps ]; then
     # By name, and of the whole workspace: cargo would build all of it again for some crates alone.
     libraries=()
     for file in crates/*/tests/*.rs; do libraries+=(--test "$(basename "$file" .rs)"); done
-    libraries+=(--test images)
-    tests libraries 2 --lib --bins "${libraries[@]}"
+    tests libraries 4 --lib --bins "${libraries[@]}"
     tests examples 2 --doc
     tests deadlines 2 --test deadlines
+    tests_beside 2 --test images
 fi
 # A guest keeps half a core busy, and some tests only wait.
 tests guests 4 --test guests
+if [ -n "$beside" ]; then joined images; fi
 echo
 # The harness may have begun the line.
 grep -o 'SAMPLED .*' "$log" | sort -u || true

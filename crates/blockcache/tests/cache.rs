@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -38,6 +38,11 @@ impl Served {
         let path = folder.path().join("disk");
         let bytes: Vec<u8> = (0..blocks).flat_map(|block| content(block, 0)).collect();
         fs::write(&path, bytes).expect("disk");
+        Self::with(path, folder, is_direct)
+    }
+
+    /// A disk that is there, in a folder of its own.
+    fn with(path: PathBuf, folder: tempfile::TempDir, is_direct: bool) -> Self {
         let hasher = Arc::new(Hasher::new().expect("key"));
         let options = DiskOptions { path, is_read_only: false, is_qcow2: false, is_direct };
         let disk = DiskFile::open(&options).expect("open");
@@ -359,4 +364,44 @@ fn what_is_no_request_harms_nobody() {
     broken.stream.write_all(&[9; 28]).expect("noise");
     assert_eq!(broken.stream.read(&mut [0; 16]).expect("the end"), 0);
     assert_eq!(well.block(2), content(2, 0));
+}
+
+/// What a disk does not take is known to nobody: neither what was to be written, nor what was there.
+#[test]
+fn a_write_that_fails_leaves_nothing_that_would_be_believed() {
+    let folder = tempfile::tempdir().expect("folder");
+    let small = folder.path().join("small");
+    fs::create_dir(&small).expect("folder");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=128k", "none"]).arg(&small);
+    if !mount.status().is_ok_and(|it| it.success()) {
+        println!("SKIPPED a_write_that_fails_leaves_nothing_that_would_be_believed: cannot mount");
+        return;
+    }
+    // A megabyte, of which 32 blocks have room.
+    let path = small.join("disk");
+    File::create(&path).and_then(|it| it.set_len(1 << 20)).expect("disk");
+    let served = Served::with(path.clone(), folder, false);
+    let mut client = served.client();
+    for block in 0..16 {
+        client.write(block * PAGE as u64, &content(block, 1));
+    }
+    assert_eq!(served.export.known_and_kept(), (16, 0));
+    // Half of it has room: the write is torn.
+    let torn: Vec<u8> = (8..72).flat_map(|block| content(block, 2)).collect();
+    assert_eq!(client.ask(1, 0, 8 * PAGE as u64, torn.len() as u32, &torn), 28);
+    assert_eq!(served.export.known_and_kept(), (8, 0), "what it touched is not known any more");
+    // The guest's memory has what it meant to write. None of it may come back.
+    let memory =
+        served.memory((0..72).map(|block| (block, content(block, 1 + u64::from(block >= 8)))));
+    let memory = Arc::new(KeptMemory::new(memory).expect("memory"));
+    let found = find(&memory, &[served.export.clone()], &served.hasher, 1000).expect("search");
+    assert_eq!(found.kept, 8);
+    let disk = fs::read(path).expect("disk");
+    for block in 0..72 {
+        let at = block as usize * PAGE;
+        assert_eq!(client.block(block), disk[at..at + PAGE], "{block}");
+    }
+    let mut umount = Command::new("umount");
+    assert!(umount.arg("-l").arg(small).status().expect("umount").success());
 }

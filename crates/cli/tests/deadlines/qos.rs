@@ -588,7 +588,7 @@ fn a_thread_with_a_reservation_from_elsewhere_is_told_of_and_left_alone() {
     let reservation = dewar_kernel::Reservation { runtime, period, reclaim: false };
     // The kernel gives the time of a thread that has ended out again only after its period.
     let is_reserved = || task.reserve(reservation).is_ok();
-    wait_until("there is CPU time to reserve", Duration::from_secs(10), is_reserved);
+    wait_until("there is CPU time to reserve", Duration::from_secs(60), is_reserved);
     qos(&lab, "p", sleeper.pid(), &[]).failed(1, &["SCHED_DEADLINE already", "--release --pid"]);
     let told = lab.dewar(&["qos", "--status"]).done().json();
     let unheld = told["unheld"].as_array().expect("a list");

@@ -2,7 +2,9 @@
 //! can be brought back as it was and be ended, and none is in the way of another.
 
 use crate::common;
-use dewar_testkit::{Console, GuestSpec, Lab, SmallDisk, TestGuest, kill, wait_until};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, signal_stop, wait_until,
+};
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
@@ -192,6 +194,7 @@ fn a_page_server_that_stands_is_replaced() {
     let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
     let server = record["server"]["pid"].as_i64().expect("a server") as i32;
     kill(server, Signal::STOP);
+    wait_until("it to stand", Duration::from_secs(10), || signal_stop(server) || !is_alive(server));
     if lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true {
         println!("SKIPPED a_page_server_that_stands_is_replaced: all memory had arrived");
         return;

@@ -2,7 +2,7 @@
 
 use crate::common::{self, HeldCheckpoint};
 use crate::migrate::{Hosts, end, words};
-use dewar_testkit::{GuestSpec, kill, wait_until};
+use dewar_testkit::{GuestSpec, kill, sample, wait_until};
 use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ fn killed_while_it_lacks_memory_it_loses_none() {
     // Its memory takes longer to come than what is done meanwhile.
     let line = line_of_little(&hosts);
     let given = ["given away", "running"];
-    for (step, code, states) in [
+    let steps = [
         ("sent", -1, ["running", "-"]),
         ("given", -1, ["given away", "arriving"]),
         ("serving", -1, given),
@@ -89,7 +89,8 @@ fn killed_while_it_lacks_memory_it_loses_none() {
         ("runs in part", 5, given),
         ("all has come", 5, given),
         ("running", 5, given),
-    ] {
+    ];
+    for (step, code, states) in sample("kills in a post-copy", steps.to_vec(), 6) {
         hosts.killed_and_back(step, &line, code, &|found| {
             // One that waits for a page may not answer.
             found[0] == states[0]
