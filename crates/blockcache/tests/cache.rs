@@ -395,7 +395,8 @@ fn a_write_that_fails_leaves_nothing_that_would_be_believed() {
     let memory =
         served.memory((0..72).map(|block| (block, content(block, 1 + u64::from(block >= 8)))));
     let memory = Arc::new(KeptMemory::new(memory).expect("memory"));
-    let found = find(&memory, std::slice::from_ref(&served.export), &served.hasher, 1000).expect("search");
+    let found =
+        find(&memory, std::slice::from_ref(&served.export), &served.hasher, 1000).expect("search");
     assert_eq!(found.kept, 8);
     let disk = fs::read(path).expect("disk");
     for block in 0..72 {
