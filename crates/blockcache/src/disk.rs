@@ -28,6 +28,8 @@ pub struct DiskOptions {
     /// Whether it is read and written past the host's page cache, where that can be: what the guest caches is not to be in
     /// memory twice.
     pub is_direct: bool,
+    /// Whether its locks are left to another until it is used.
+    pub locks_later: bool,
 }
 
 /// The file, or block device, that a disk is, with the locks on it that QEMU takes.
@@ -47,7 +49,7 @@ impl DiskFile {
     /// # Errors
     /// [`BlockError::InUse`] where another program has it; where it cannot be opened.
     pub fn open(options: &DiskOptions) -> Result<Self, BlockError> {
-        let DiskOptions { path, is_read_only, is_qcow2, is_direct } = options;
+        let DiskOptions { path, is_read_only, is_qcow2, is_direct, locks_later } = options;
         let opened = |flags: OFlags| {
             let mut how = OpenOptions::new();
             how.read(true).write(!is_read_only).custom_flags(flags.bits() as i32).open(path)
@@ -67,14 +69,25 @@ impl DiskFile {
                 }
             }
         }
-        let lock = DiskLock::take(&file, path, *is_read_only)?;
+        let lock = match locks_later {
+            true => DiskLock::later(path, *is_read_only),
+            false => DiskLock::take(&file, path, *is_read_only)?,
+        };
         let (path, is_read_only) = (path.clone(), *is_read_only);
         Ok(Self { path, file, bytes: served, is_read_only, least, lock })
     }
 
-    /// Gives up the locks on it, when what is being written is done. The next write takes them again.
+    /// Gives up the locks on it, when what is being written is done. Who uses it takes them again. One that nobody may write
+    /// keeps them.
     pub(crate) fn release_locks(&self) {
-        self.lock.release(&self.file);
+        if !self.is_read_only {
+            self.lock.release(&self.file);
+        }
+    }
+
+    /// Whether it has them.
+    pub(crate) fn has_locks(&self) -> bool {
+        self.lock.is_held()
     }
 
     /// Where it is.
@@ -99,6 +112,7 @@ impl DiskFile {
 
     /// Reads a part. What lies behind the end of a file that grows is zeros.
     pub(crate) fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.lock.try_again(&self.file);
         let mut done = 0;
         while done < into.len() {
             match self.file.read_at(&mut into[done..], offset + done as u64) {

@@ -1,8 +1,8 @@
 //! The locks that QEMU takes on the file of a disk, which keep another QEMU away, and this one where there is another.
 //!
 //! A guest that moves to another host, with its disk on storage that both reach, gives the locks up before it is given
-//! away, and the other host's QEMU takes them. Should it stay after all, its next write takes them again, or fails where
-//! another has them.
+//! away, and the other host's QEMU takes them. Should it stay after all, its next read or write takes them again; a write
+//! fails where another has them.
 
 use crate::error::BlockError;
 use dewar_kernel::{is_byte_locked, lock_byte, unlock_byte};
@@ -40,6 +40,27 @@ impl DiskLock {
     pub(crate) fn take(file: &File, path: &Path, is_read_only: bool) -> Result<Self, BlockError> {
         let lock = Self { path: path.to_owned(), is_read_only, is_held: RwLock::new(true) };
         lock.lock(file).map(|()| lock)
+    }
+
+    /// Leaves them to another, until they are taken by who uses the file.
+    pub(crate) fn later(path: &Path, is_read_only: bool) -> Self {
+        Self { path: path.to_owned(), is_read_only, is_held: RwLock::new(false) }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        *self.is_held.read().unwrap_or_else(|broken| broken.into_inner())
+    }
+
+    /// Takes them, if they were given up and nobody else has them: who only reads does not need them, but others are to
+    /// see that the file is in use.
+    pub(crate) fn try_again(&self, file: &File) {
+        if self.is_held() {
+            return;
+        }
+        let mut held = self.is_held.write().unwrap_or_else(|broken| broken.into_inner());
+        if !*held {
+            *held = self.lock(file).is_ok();
+        }
     }
 
     /// Keeps them from being given up as long as what is returned is there: while something is written. Takes them, if they

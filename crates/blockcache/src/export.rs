@@ -91,7 +91,10 @@ impl Export {
         }
         let from_disk = missing.iter().map(|it| it.end - it.start).sum::<u64>() / BLOCK;
         self.counts.misses.fetch_add(from_disk, Relaxed);
-        missing.into_iter().for_each(|part| self.remember(into.bytes(), offset, part));
+        // Without its locks others may write it.
+        if self.disk.has_locks() {
+            missing.into_iter().for_each(|part| self.remember(into.bytes(), offset, part));
+        }
         Ok(spent)
     }
 
@@ -245,6 +248,15 @@ impl Export {
     pub fn release_all(&self) {
         if let Some(mut cache) = self.cache() {
             cache.kept.drain().for_each(|it| release(Some(it)));
+        }
+    }
+
+    /// Gives up the locks on the disk. What is known of it is forgotten: others may write it.
+    pub(crate) fn leave_to_others(&self) {
+        self.disk.release_locks();
+        self.release_all();
+        if let Some(mut cache) = self.cache() {
+            cache.index.clear();
         }
     }
 

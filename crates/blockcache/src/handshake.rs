@@ -74,7 +74,7 @@ pub(crate) fn handshake(
                 answer(stream, option, ACK, &[])?;
             }
             RELEASE => {
-                exports.iter().for_each(|(_, export)| export.disk().release_locks());
+                exports.iter().for_each(|(_, export)| export.leave_to_others());
                 answer(stream, option, ACK, &[])?;
             }
             ABORT => {

@@ -66,6 +66,12 @@ impl Index {
         self.entries.remove(&block);
     }
 
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.order.clear();
+    }
+
     /// How many blocks it knows.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -44,7 +44,13 @@ impl Served {
     /// A disk that is there, in a folder of its own.
     fn with(path: PathBuf, folder: tempfile::TempDir, is_direct: bool) -> Self {
         let hasher = Arc::new(Hasher::new().expect("key"));
-        let options = DiskOptions { path, is_read_only: false, is_qcow2: false, is_direct };
+        let options = DiskOptions {
+            path,
+            is_read_only: false,
+            is_qcow2: false,
+            is_direct,
+            locks_later: false,
+        };
         let disk = DiskFile::open(&options).expect("open");
         let export = Arc::new(Export::new(disk, hasher.clone(), 1 << 16));
         let listener = UnixListener::bind(folder.path().join("socket")).expect("socket");
@@ -306,6 +312,7 @@ fn qemu_reads_writes_and_compares() {
         is_read_only: false,
         is_qcow2: false,
         is_direct: false,
+        locks_later: false,
     };
     let why = DiskFile::open(&other).expect_err("it is in use").to_string();
     assert!(why.contains("in use by another program"), "{why}");
@@ -318,9 +325,16 @@ fn locks_that_were_given_up_are_taken_again_by_a_write_or_it_fails() {
     let served = Served::new(64, true);
     let mut client = served.client();
     let path = served.folder.path().join("disk");
-    let options = DiskOptions { path, is_read_only: false, is_qcow2: false, is_direct: false };
+    let options = DiskOptions {
+        path,
+        is_read_only: false,
+        is_qcow2: false,
+        is_direct: false,
+        locks_later: false,
+    };
     client.write(0, &content(0, 1));
     release_locks(&served.folder.path().join("socket")).expect("released");
+    assert_eq!(served.export.known_and_kept(), (0, 0), "others may write it");
     let other = DiskFile::open(&options).expect("it is free");
     assert_eq!(client.block(0), content(0, 1), "who only reads needs none");
     // It waits for the other a while, and then it is an error, and nothing is written.
@@ -329,6 +343,9 @@ fn locks_that_were_given_up_are_taken_again_by_a_write_or_it_fails() {
     drop(other);
     client.write(4096, &content(1, 1));
     assert!(DiskFile::open(&options).is_err(), "it has them again");
+    release_locks(&served.folder.path().join("socket")).expect("released");
+    client.block(0);
+    assert!(DiskFile::open(&options).is_err(), "a read takes them, too");
     let nobody = served.folder.path().join("nobody");
     assert!(release_locks(&nobody).is_err());
 }

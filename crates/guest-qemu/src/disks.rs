@@ -38,6 +38,10 @@ use nodes::{MAKING, OPAQUE, absolute, delete_node, make_qcow2};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long the disk of a QEMU that ended may be in use by others.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn overlay_node(index: usize) -> String {
     format!("dewar-overlay-{index}")
@@ -222,11 +226,24 @@ pub(crate) fn make_current_offline(
             journal.save(folder)?;
         }
         let path = overlay.display().to_string();
-        qemu_img::run(None, &["commit", "-q", "-f", "qcow2", &path])?;
+        commit_when_free(&path)?;
         journal.disks[index].current = Current::Own;
         journal.save(folder)?;
     }
     remove_file(&overlay)
+}
+
+/// Writes an overlay back. Who served the disk to the QEMU that ended may be ending, too, and have it in use for a moment.
+fn commit_when_free(overlay: &str) -> Result<(), DiskError> {
+    let deadline = Instant::now() + FREE_WITHIN;
+    loop {
+        match qemu_img::run(None, &["commit", "-q", "-f", "qcow2", overlay]) {
+            Err(DiskError::Tool(why)) if why.contains(" lock") && Instant::now() < deadline => {
+                std::thread::sleep(POLL);
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Takes back the files that we gave to QEMU and it no longer uses.

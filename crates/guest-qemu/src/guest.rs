@@ -287,7 +287,7 @@ impl Guest for QemuGuest {
     fn stop(&mut self) -> Result<(), GuestError> {
         self.step("stopping", |qmp, _, _| qmp.execute("stop", json!({})).map(drop))?;
         self.resumes = self.qmp.resumes();
-        Ok(())
+        self.refuse_reset_under_way()
     }
 
     fn save_state(&mut self) -> Result<Vec<u8>, GuestError> {
@@ -337,6 +337,13 @@ impl Guest for QemuGuest {
                     disks::copy_offline(disk, &target.path, &cwd)
                 }
             })?;
+            let resumes = self.resumes;
+            let ran = self.step("looking at it", |qmp, _, _| {
+                Ok::<_, crate::qmp::QmpError>(is_running(qmp)? || qmp.resumes() != resumes)
+            })?;
+            if !journal.was_running && ran {
+                return Err(self.failed("copying a disk", RAN));
+            }
             copies.push(DiskCopy {
                 disk: disk.info.clone(),
                 path: target.path,

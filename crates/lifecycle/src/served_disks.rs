@@ -28,7 +28,8 @@ mod switch;
 
 pub use disks::{ServedDisk, ServedDisks, recover};
 pub(crate) use disks::{
-    describe, described, forget, has_some, on_line, release_locks, serve_line, serve_record,
+    describe, described, forget, has_some, on_line, release_locks, said_of, serve_line,
+    serve_record,
 };
 pub use server::serve;
 pub use state::{LastReset, SearchState, ServedState};

@@ -1,9 +1,9 @@
 //! Checkpoints, restores, freezes into a store and moves of guests whose disks Dewar serves.
 
 use crate::common::{self, HeldCheckpoint, assert_exact};
-use crate::migrate::Hosts;
+use crate::migrate::{Hosts, words};
 use crate::served_guest::{Warm, is_warm, ours};
-use dewar_testkit::{GuestSpec, kill, wait_until};
+use dewar_testkit::{GuestSpec, Lab, kill, wait_until};
 use rustix::process::Signal;
 use std::fs::File;
 use std::path::PathBuf;
@@ -180,4 +180,53 @@ fn a_served_disk_is_copied_to_a_host_that_has_none_of_it() {
     assert!(hosts.assert_on_one("copied"));
     let line = hosts.b.dewar(&["inspect", "g"]).done().stdout;
     assert!(line.contains("copy.qcow2") && !line.contains("shared.raw"), "{line}");
+}
+
+/// The guest is reset while it is about to move, or to be frozen: it is not taken as one that stands still.
+#[test]
+fn a_guest_that_is_just_being_reset_is_neither_moved_nor_frozen() {
+    let (mut hosts, _) = writer();
+    let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "sending changes");
+    hosts.guest.console.send("spawn reboot -f").expect("reboot");
+    is_held(&hosts.a);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("just being reset"), "{said}");
+    hosts.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
+    hosts.guest.console.ask("check 1000 1 none").expect("check");
+    assert!(!hosts.assert_on_one("it was reset"));
+    std::thread::sleep(Duration::from_secs(4));
+    let freeze = hosts.a.command(&["freeze", "g"]);
+    let held = HeldCheckpoint::at_command(freeze, "stopping the guest");
+    hosts.guest.console.send("spawn reboot -f").expect("reboot");
+    is_held(&hosts.a);
+    let (code, _, said) = held.go_on();
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("just being reset"), "{said}");
+    hosts.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
+}
+
+fn is_held(lab: &Lab) {
+    wait_until("it to be held", Duration::from_secs(4), || {
+        lab.root().join("guests/g/resetting.json").exists()
+    });
+}
+
+/// What was said of a disk stays so where a guest cannot be thawed.
+#[test]
+fn a_thaw_that_fails_leaves_what_was_said_of_the_disk() {
+    let mut warm = Warm::new("cache=off,cache-size=40M");
+    let sums = warm.sums.clone();
+    warm.lab.dewar(&["freeze", "g"]).done();
+    // Another has its disk.
+    let disk = File::options().read(true).write(true).open(&warm.disk).expect("disk");
+    dewar_kernel::lock_byte(&disk, 201).expect("lock");
+    warm.lab.dewar(&["thaw", "g"]).failed(1, &["in use by another program"]);
+    drop(disk);
+    warm.lab.dewar(&["thaw", "g"]).done();
+    let told = warm.told()["disks"][0].clone();
+    assert_eq!((&told["is_warm"], &told["cache_bytes"]), (&false.into(), &(40 << 20).into()));
+    warm.is_again();
+    assert_eq!(warm.read_all(), sums);
 }

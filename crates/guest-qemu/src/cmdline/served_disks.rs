@@ -6,6 +6,8 @@
 
 use super::options::{Argument, Properties, Unsupported, arguments, change_option};
 use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// The monitor's socket, in a guest's folder.
@@ -54,11 +56,13 @@ pub fn with_served_disks(
     let mut all = line.to_vec();
     for ServedNode { id, path, format, is_read_only } in disks {
         let access = if *is_read_only { "on" } else { "off" };
+        let is_device = fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
+        let driver = if is_device { "host_device" } else { "file" };
         let path = doubled(path);
         all.extend([
             "-blockdev".to_owned(),
             format!(
-                "driver=file,node-name={id}{SERVED},filename={path},read-only={access},discard=unmap"
+                "driver={driver},node-name={id}{SERVED},filename={path},read-only={access},discard=unmap"
             ),
             "-blockdev".to_owned(),
             format!(

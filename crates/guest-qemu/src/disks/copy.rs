@@ -67,7 +67,7 @@ pub(crate) fn copy_offline(disk: &Disk, target: &Path, cwd: &Path) -> Result<(),
     let source = absolute(&disk.file, cwd);
     let mut line = vec!["convert", "-q", "-f", &disk.format, "-O", "qcow2", &source, STDIN];
     if disk.is_served {
-        // The server has it in use still. It has no client any more, so nothing changes.
+        // The server has it in use still. Nothing changes as long as the guest stands still, which is looked at afterwards.
         line.insert(1, "-U");
     }
     qemu_img::run(Some(made), &line)?;

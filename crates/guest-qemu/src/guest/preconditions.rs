@@ -2,6 +2,7 @@
 //! touched, and again when it matters, since its user is not kept out.
 
 use super::QemuGuest;
+use crate::cmdline::{own_reset_option, served_nodes};
 use crate::discover::Disk;
 use crate::journal::Journal;
 use crate::machine::command_line::current_line;
@@ -78,6 +79,19 @@ impl QemuGuest {
             _ => return Ok(()),
         };
         Err(self.failed("stopping", what))
+    }
+
+    /// That it is not held at its reset: who holds it waits for us to be done, and is to go on with the guest that it has.
+    pub(super) fn refuse_reset_under_way(&mut self) -> Result<(), GuestError> {
+        let line = &self.record.arguments;
+        if served_nodes(line).is_empty() || own_reset_option(line).is_some() {
+            return Ok(());
+        }
+        let state = self.step("asking for its status", |qmp, _, _| RunState::of(qmp))?;
+        match state.is_off() {
+            true => Err(self.failed("stopping", "it is just being reset; try again")),
+            false => Ok(()),
+        }
     }
 
     /// That its disks are those for which overlays were made, and as large.

@@ -66,7 +66,11 @@ pub fn load(
     let regions = image.record().memory.regions.iter();
     let regions: Vec<(String, u64)> =
         regions.map(|it| (it.name.clone(), it.pages * PAGE_BYTES as u64)).collect();
-    let served = served_disks::described(&machine);
+    // Of one that was frozen it may have been changed since.
+    let served = match options.is_thaw() {
+        true => served_disks::said_of(folder)?,
+        false => served_disks::described(&machine),
+    };
     let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());

@@ -5,6 +5,7 @@ use crate::helper::Helper;
 use dewar_guest_qemu::cmdline::{
     DISKS_SOCKET_FILE, RESET_MONITOR_FILE, ServedNode, served_nodes, with_served_disks,
 };
+use dewar_guest_qemu::handover::is_under_way as is_handed_over;
 use dewar_guest_qemu::reset::settle;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId, RegistryError};
 use serde::{Deserialize, Serialize};
@@ -57,12 +58,12 @@ impl ServedDisks {
         folder.read(FILE)
     }
 
-    /// Those of a command line, each as `said` says of its id, or warm.
+    /// Those of a command line, each as `said` says of its id, or with no cache.
     fn of_line(line: &[String], said: &[ServedDisk], memory_bytes: u64) -> Self {
         let disk = |node: ServedNode| {
             let said = said.iter().find(|it| it.id == node.id);
             ServedDisk {
-                is_warm: said.is_none_or(|it| it.is_warm),
+                is_warm: said.is_some_and(|it| it.is_warm),
                 cache_bytes: said.and_then(|it| it.cache_bytes),
                 id: node.id,
                 path: node.path,
@@ -110,6 +111,7 @@ pub(crate) fn serve_line(
     said: &[ServedDisk],
     memory_bytes: u64,
 ) -> Result<(), Failure> {
+    let before = ServedDisks::of(folder)?;
     // Those of a guest before it are others, also where they are the same files.
     forget(folder)?;
     let served = ServedDisks::of_line(line, said, memory_bytes);
@@ -118,7 +120,11 @@ pub(crate) fn serve_line(
     }
     folder.write(FILE, &served)?;
     start_supervisor(folder).inspect_err(|_| {
-        let _ = folder.remove(FILE);
+        // A guest that is frozen still keeps what was said of its disks.
+        let _ = match before {
+            Some(before) => folder.write(FILE, &before),
+            None => folder.remove(FILE),
+        };
     })
 }
 
@@ -127,7 +133,7 @@ pub(crate) fn serve_line(
 /// # Errors
 /// As [`serve_line`].
 pub(crate) fn serve_record(folder: &GuestFolder, record: &GuestRecord) -> Result<(), Failure> {
-    let said = ServedDisks::of(folder)?.map(|it| it.disks).unwrap_or_default();
+    let said = said_of(folder)?;
     let memory_bytes = record.ram.iter().map(|ram| ram.bytes).sum();
     serve_line(folder, &record.arguments, &said, memory_bytes)
 }
@@ -146,6 +152,14 @@ pub(crate) fn describe(folder: &GuestFolder, machine: &mut Value) -> Result<(), 
 /// What [`describe`] noted.
 pub(crate) fn described(machine: &Value) -> Vec<ServedDisk> {
     serde_json::from_value(machine[DESCRIBED].clone()).unwrap_or_default()
+}
+
+/// What is said of each disk of a guest.
+///
+/// # Errors
+/// Where that cannot be read.
+pub(crate) fn said_of(folder: &GuestFolder) -> Result<Vec<ServedDisk>, RegistryError> {
+    Ok(ServedDisks::of(folder)?.map(|it| it.disks).unwrap_or_default())
 }
 
 /// That no disk of the folder's guest is served any more: the next one is another guest.
@@ -173,7 +187,7 @@ pub fn recover(folder: &GuestFolder, record: GuestRecord) -> Result<GuestRecord,
     if ServedDisks::of(folder)?.is_none() {
         return Ok(record);
     }
-    if record.process.is_alive() {
+    if record.process.is_alive() || is_handed_over(folder) {
         let settled = settle(&record);
         settled.map_err(|error| Failure::new(Code::Attention, format!("its memory: {error}")))?;
         if supervisor_of(folder).is_none() {

@@ -10,7 +10,7 @@ use dewar_blockcache::{
 };
 use dewar_guest_qemu::QemuUser;
 use dewar_guest_qemu::cmdline::DISKS_SOCKET_FILE;
-use dewar_registry::GuestFolder;
+use dewar_registry::{GuestFolder, Phase};
 use dewar_units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, Permissions};
@@ -89,7 +89,10 @@ pub fn serve(host: &Host, name: &str) -> Result<(), Failure> {
     // lock of the command that starts it.
     let has_disks = || ServedDisks::of(&folder).is_ok_and(|disks| disks.is_some());
     let runs = || folder.record().is_ok_and(|record| record.process.is_alive());
-    let is_needed = || has_disks() && (runs() || folder.lock().is_err());
+    // Where one had them already, and is gone, a command wants them for itself.
+    let had_one = server.now().disks.iter().any(|disk| disk.from_disk + disk.from_memory > 0);
+    let is_awaited = || !had_one && folder.lock().is_err();
+    let is_needed = || has_disks() && (runs() || is_awaited());
     while is_needed() && start(folder.root(), "__disks", name).is_err() {
         std::thread::sleep(TICK);
     }
@@ -106,6 +109,9 @@ impl Server {
         let hasher =
             Arc::new(Hasher::new().map_err(|error| failed("read random numbers", &error))?);
         let blocks = memory_bytes as usize / PAGE_BYTES;
+        let record = folder.record_if_any()?;
+        // Another host may be about to take the locks.
+        let is_leaving = record.as_ref().is_some_and(|record| record.phase == Phase::Leaving);
         let mut exports = Vec::new();
         for disk in &disks {
             let options = DiskOptions {
@@ -114,6 +120,7 @@ impl Server {
                 is_qcow2: disk.format == "qcow2",
                 // The guest caches it; the host need not, too.
                 is_direct: true,
+                locks_later: is_leaving,
             };
             let opened = open_when_free(&options)
                 .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
@@ -126,8 +133,10 @@ impl Server {
             UnixListener::bind(&socket).map_err(|error| failed("listen for QEMU", &error))?;
         fs::set_permissions(&socket, Permissions::from_mode(0o600))
             .map_err(|error| failed("close the socket to others", &error))?;
-        // One that becomes another user connects as that, where it connects again.
-        let line = folder.record_if_any()?.map(|record| record.arguments).unwrap_or_default();
+        // One that becomes another user connects as that, where it connects again. The record of one that has ended says
+        // nothing of the one that comes.
+        let record = record.filter(|record| record.process.is_alive());
+        let line = record.map(|record| record.arguments).unwrap_or_default();
         if let Ok(Some(user)) = QemuUser::of(&line) {
             user.give(&socket, folder.root()).map_err(|error| failed("let QEMU in", &error))?;
         }

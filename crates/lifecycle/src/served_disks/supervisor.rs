@@ -236,7 +236,8 @@ impl Supervisor<'_> {
         reached("held");
         // A command that works on the guest has its memory in hand.
         let lock = self.folder.lock_within(COMMANDS).ok();
-        if lock.is_none() && monitor.is_migrating()? {
+        // Nor is it reset under a command that has it stand still, or has moved it elsewhere, meanwhile.
+        if !monitor.state()?.is_off() || monitor.is_migrating()? {
             let _ = self.folder.remove(RESETTING);
             return Ok(());
         }
