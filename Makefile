@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-qos fuzz install clean
+.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-warm        measure what it costs to learn which pages are used, and how well they are found and used"
 	@echo "make bench-prefetch    measure what a container reads that moves between small machines, with and without its files"
 	@echo "make bench-warmcache   measure what a guest reads first after a reboot, with its cache kept and without"
+	@echo "make bench-warmweb     measure a web server in a guest that reboots, with its cache kept and without"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -147,6 +148,12 @@ bench-warmcache: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-warmcache target/release/dewar $(BENCH_OUT)/warmcache.json $(BENCH_ARGS)
+
+bench-warmweb: setup guest
+	@scripts/debian-guest.sh prepare
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@target/release/dewar-bench-warmweb target/release/dewar $(BENCH_OUT)/warmweb.json .cache/debian-guest $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

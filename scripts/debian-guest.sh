@@ -15,7 +15,7 @@ prepare() {
     fi
     echo "debian-guest: building the guest's system (Debian 13)"
     local root=$lab/root
-    debian_root "$root" systemd-sysv udev dbus qemu-guest-agent
+    debian_root "$root" systemd-sysv udev dbus qemu-guest-agent nginx-light
     cp .cache/guest/root/bin/dewar-guest "$root/usr/local/bin/"
     echo debian >"$root/etc/hostname"
     echo '/dev/vda / ext4 defaults 0 1' >"$root/etc/fstab"
@@ -33,7 +33,14 @@ UNIT
 # A number that is another where a file of the system is.
 find /usr /etc /boot /var/lib/dpkg -xdev -type f ! -path /etc/resolv.conf -print0 | sort -z | xargs -0 sha1sum | sha1sum
 SUMS
-    chmod +x "$root/usr/local/bin/sums"
+    # A web server with 100 MiB of noise, for 'make bench-warmweb'.
+    printf '#!/bin/sh\nexec cat /var/www/html/f* >/dev/null\n' >"$root/usr/local/bin/readweb"
+    chmod +x "$root/usr/local/bin/sums" "$root/usr/local/bin/readweb"
+    head -c 100M /dev/urandom | split -b 64k -d -a 4 - "$root/var/www/html/f"
+    sed -i 's/access_log .*/access_log off;/; s/keepalive_timeout .*/keepalive_requests 1000000;/' "$root/etc/nginx/nginx.conf"
+    printf '[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n' \
+        >"$root/etc/systemd/network/80-user.network"
+    chroot "$root" systemctl -q enable systemd-networkd.service nginx.service
     chroot "$root" systemctl -q enable dewar-guest.service
     chroot "$root" systemctl -q mask serial-getty@ttyS0.service systemd-networkd-wait-online.service
     rm -f "$lab/disk.img" "$lab/disk.img.part"
