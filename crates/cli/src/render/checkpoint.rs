@@ -122,7 +122,8 @@ pub fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> 
     if summary.pause_ms > max_pause.as_secs_f64() * 1e3 {
         let limit = dewar_units::format_duration(max_pause);
         text.push_str(&format!("\nthe pause was longer than --max-pause {limit}: "));
-        text.push_str(&why_so_long(record));
+        let last = summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
+        text.push_str(&why_so_long(&summary.stages, record.disks.len(), last));
         if summary.captured.overflowed > 0 {
             let over = summary.captured.overflowed;
             text.push_str(&format!(", and {over} found no room: a larger --buffer may help"));
@@ -131,19 +132,16 @@ pub fn describe(taken: &CheckpointOutcome, store: &str, max_pause: Duration) -> 
     text
 }
 
-/// What of a pause took longest.
-fn why_so_long(record: &Record) -> String {
-    let stages = &record.summary.stages;
+/// What of a pause took longest, of a guest with so many disks that wrote so many pages in the last epoch before it.
+fn why_so_long(stages: &[StageRecord], disks: usize, last: u64) -> String {
     let from = stages.iter().position(|it| it.step == "stopping").unwrap_or(stages.len());
     let steps = stages[from..].windows(2).take_while(|pair| pair[0].step != "resumed");
     let of = |pair: &[StageRecord]| pair[1].at_ms - pair[0].at_ms;
     let longest = steps.max_by(|one, other| of(one).total_cmp(&of(other)));
-    let last = record.summary.epochs.last().map_or(0, |epoch| epoch.dirty_pages);
     match longest {
-        Some(pair) if pair[1].step == "state-saved" && record.disks.len() > MANY_DISKS => format!(
-            "QEMU took {} to put its {} disks aside and to save its devices",
+        Some(pair) if pair[1].step == "state-saved" && disks > MANY_DISKS => format!(
+            "QEMU took {} to put its {disks} disks aside and to save its devices",
             milliseconds(of(pair)),
-            record.disks.len()
         ),
         Some(pair) if pair[1].step == "state-saved" => format!(
             "QEMU took {} to save its devices, with the memory of a display if it has one",
@@ -165,5 +163,32 @@ fn epochs(all: &[EpochRecord]) -> String {
     match all.len() {
         1 => format!("1 epoch of {} pages", pages[0]),
         count => format!("{count} epochs of {more}{} pages", pages.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_pause_is_told_with_what_took_longest() {
+        let of = |saved: f64, captured: f64| {
+            let steps = [
+                ("flushed", 0.0),
+                ("stopping", 90.0),
+                ("stopped", 91.0),
+                ("state-saved", 91.0 + saved),
+                ("captured", 91.0 + saved + captured),
+                ("resumed", 92.0 + saved + captured),
+                ("synced", 9000.0),
+            ];
+            steps.map(|(step, at_ms)| StageRecord { step: step.to_owned(), at_ms }).to_vec()
+        };
+        assert!(why_so_long(&of(40.0, 5.0), 1, 0).starts_with("QEMU took 40.0 ms to save its"));
+        assert!(why_so_long(&of(40.0, 5.0), 99, 7).contains("its 99 disks aside"));
+        assert!(why_so_long(&of(4.0, 50.0), 1, 7).contains("still wrote 7 pages"));
+        assert!(
+            why_so_long(&of(4.0, 50.0), 1, 0).contains("50.0 ms of it went by until 'captured'")
+        );
     }
 }

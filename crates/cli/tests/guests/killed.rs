@@ -195,6 +195,8 @@ fn dewar_killed_at_random_times() {
             }
             state == "running"
         });
+        // It is a writer of the store until it ends: nothing is swept under it.
+        guardian.into_iter().for_each(wait_while_alive);
         scene.sweep();
         if scene.images() == images {
             cut_short += 1;

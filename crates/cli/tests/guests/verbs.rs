@@ -146,7 +146,10 @@ fn who_waits_longer_than_he_asked_is_told_why() {
         .output()
         .expect("dewar");
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(told.contains("the pause was longer than --max-pause 1.0 ms: QEMU took"), "{told}");
+    // Mostly QEMU took it; what took longest is told, and a busy host may have done so in any step.
+    let why = told.split("the pause was longer than --max-pause 1.0 ms: ").nth(1).expect(&told);
+    let reasons = ["QEMU took ", " of it went by until '", "the guest still wrote "];
+    assert!(reasons.iter().any(|reason| why.contains(reason)), "{told}");
 }
 
 /// What others must not read is its owner's alone, wherever it is.
