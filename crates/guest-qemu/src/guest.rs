@@ -8,7 +8,7 @@ use crate::bitmaps;
 use crate::discover::{Discovered, Disk, discover};
 use crate::disks;
 use crate::journal::{Current, Journal, JournaledDisk};
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 use crate::rollback::{self, END_WITHIN, put_back_offline, rollback};
 use crate::run_state::{IO_ERROR, RunState, is_running};
 use crate::state::StateChannel;
@@ -164,9 +164,7 @@ impl QemuGuest {
     /// Where somebody let it run, or it does not answer.
     pub fn ensure_stopped(&mut self) -> Result<(), GuestError> {
         let resumes = self.resumes;
-        let ran = self.step("freezing", |qmp, _, _| {
-            Ok::<_, crate::qmp::QmpError>(is_running(qmp)? || qmp.resumes() != resumes)
-        });
+        let ran = self.step("freezing", |qmp, _, _| has_run(qmp, resumes));
         match ran {
             Ok(true) => Err(self.failed("freezing", RAN)),
             Err(_) if self.process.ends_within(END_WITHIN) => Ok(()),
@@ -204,6 +202,12 @@ impl QemuGuest {
             })
         })
     }
+}
+
+/// Whether a guest runs, or did, since QEMU had let it run so often.
+fn has_run(qmp: &mut Qmp, resumes: u64) -> Result<bool, QmpError> {
+    // Asked first: by its answer QEMU has told of all that happened.
+    Ok(is_running(qmp)? || qmp.resumes() != resumes)
 }
 
 impl Guest for QemuGuest {
@@ -306,8 +310,7 @@ impl Guest for QemuGuest {
         let journal = self.journal()?;
         let resumes = self.resumes;
         let disturbed = self.step("resuming", |qmp, _, _| {
-            // Asked first: by its answer QEMU has told of all that happened.
-            let disturbed = is_running(qmp)? || qmp.resumes() != resumes;
+            let disturbed = has_run(qmp, resumes)?;
             if !journal.held {
                 rollback::resume(qmp, &journal)?;
             }
@@ -338,10 +341,9 @@ impl Guest for QemuGuest {
                 }
             })?;
             let resumes = self.resumes;
-            let ran = self.step("looking at it", |qmp, _, _| {
-                Ok::<_, crate::qmp::QmpError>(is_running(qmp)? || qmp.resumes() != resumes)
-            })?;
-            if !journal.was_running && ran {
+            if !journal.was_running
+                && self.step("looking at it", |qmp, _, _| has_run(qmp, resumes))?
+            {
                 return Err(self.failed("copying a disk", RAN));
             }
             copies.push(DiskCopy {
