@@ -108,22 +108,19 @@ impl Supervisor<'_> {
             if let Some(record) = record.filter(|record| record.process.is_alive()) {
                 return Ok(Some(record));
             }
-            // A command with the lock may be about to give it a QEMU.
-            let is_awaited = !has_had_one || is_handed_over(self.folder);
-            if let Ok(_lock) = self.folder.lock() {
-                let record = self.folder.record_if_any()?;
-                if !record.is_some_and(|record| record.process.is_alive()) {
+            // A command with the lock may be about to give it a QEMU; any other wants the disks for itself, or starts a
+            // supervisor of its own.
+            let lock = self.folder.lock();
+            let is_awaited = lock.is_err() && (!has_had_one || is_handed_over(self.folder));
+            let record = self.folder.record_if_any()?;
+            if !is_awaited && !record.is_some_and(|record| record.process.is_alive()) {
+                if lock.is_ok() {
                     // The next one with the lock starts another supervisor, if need be.
                     self.folder.remove(SUPERVISOR)?;
-                    return Ok(None);
                 }
-            } else if !is_awaited {
-                // It wants the guest's disks for itself, or starts a supervisor of its own.
-                let record = self.folder.record_if_any()?;
-                if !record.is_some_and(|record| record.process.is_alive()) {
-                    return Ok(None);
-                }
+                return Ok(None);
             }
+            drop(lock);
             std::thread::sleep(TICK / 4);
         }
         Ok(None)
