@@ -96,6 +96,23 @@ pub fn guest_files() -> Result<(PathBuf, PathBuf)> {
 }
 
 impl GuestSpec {
+    /// A Debian that `scripts/debian-guest.sh` made in a folder, with its disk as the first one, which the caller gives it, and
+    /// more QEMU arguments.
+    pub fn debian(made: &Path, more: &[&str]) -> Self {
+        let file = |name: &str| made.join(name).display().to_string();
+        // What is said last counts.
+        let system = [
+            "-kernel",
+            &file("vmlinuz"),
+            "-initrd",
+            &file("initrd"),
+            "-append",
+            "quiet panic=-1 mitigations=off audit=0 systemd.show_status=0",
+        ];
+        let extra = system.iter().chain(more).map(|word| (*word).to_owned()).collect();
+        Self { memory_mib: 1024, disks: Vec::new(), extra, ..Self::default() }
+    }
+
     /// The QEMU command line, without any thought of Dewar; serial ports and
     /// disks lie in `folder`.
     ///

@@ -30,32 +30,11 @@ impl Debian {
             .args([&made.join("disk.img"), &disk])
             .status();
         assert!(copied.expect("cp").success());
-        let file = |name: &str| made.join(name).display().to_string();
         let agent = lab.guest_folder("g").expect("folder").join("agent.sock");
-        let extra = [
-            // What is said last counts.
-            "-kernel",
-            &file("vmlinuz"),
-            "-initrd",
-            &file("initrd"),
-            "-append",
-            "quiet panic=-1 mitigations=off audit=0 systemd.show_status=0",
-            "-device",
-            "virtio-serial-pci",
-            "-chardev",
-            &format!("socket,id=agent,path={},server=on,wait=off", agent.display()),
-            "-device",
-            "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
-        ]
-        .map(str::to_owned)
-        .to_vec();
-        let spec = GuestSpec {
-            memory_mib: 1024,
-            vcpus: 2,
-            disks: Vec::new(),
-            extra,
-            ..GuestSpec::default()
-        };
+        let agent = format!("socket,id=agent,path={},server=on,wait=off", agent.display());
+        let port = "virtserialport,chardev=agent,name=org.qemu.guest_agent.0";
+        let more = ["-device", "virtio-serial-pci", "-chardev", &agent, "-device", port];
+        let spec = GuestSpec { vcpus: 2, ..GuestSpec::debian(made, &more) };
         let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
         let served = format!("{},cache=warm", disk.display());
         let mut words = vec!["run", "g", "--disk", &served, "--"];

@@ -3,7 +3,7 @@
 use crate::common::{self, HeldCheckpoint, assert_exact};
 use crate::migrate::{Hosts, words};
 use crate::served_guest::{Warm, is_warm, ours};
-use dewar_testkit::{GuestSpec, Lab, kill, wait_until};
+use dewar_testkit::{GuestSpec, kill, wait_until};
 use rustix::process::Signal;
 use std::fs::File;
 use std::path::PathBuf;
@@ -188,29 +188,25 @@ fn a_guest_that_is_just_being_reset_is_neither_moved_nor_frozen() {
     let (mut hosts, _) = writer();
     let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
     let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "sending changes");
-    hosts.guest.console.send("spawn reboot -f").expect("reboot");
-    is_held(&hosts.a);
-    let (code, _, said) = held.go_on();
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("just being reset"), "{said}");
-    hosts.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
+    is_refused_at_its_reset(&mut hosts, held);
     hosts.guest.console.ask("check 1000 1 none").expect("check");
     assert!(!hosts.assert_on_one("it was reset"));
     std::thread::sleep(Duration::from_secs(4));
     let freeze = hosts.a.command(&["freeze", "g"]);
     let held = HeldCheckpoint::at_command(freeze, "stopping the guest");
+    is_refused_at_its_reset(&mut hosts, held);
+}
+
+/// The guest is reset under a command that stands still. That fails when it goes on, and the guest boots.
+fn is_refused_at_its_reset(hosts: &mut Hosts, command: HeldCheckpoint) {
     hosts.guest.console.send("spawn reboot -f").expect("reboot");
-    is_held(&hosts.a);
-    let (code, _, said) = held.go_on();
+    wait_until("it to be held", Duration::from_secs(4), || {
+        hosts.a.root().join("guests/g/resetting.json").exists()
+    });
+    let (code, _, said) = command.go_on();
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("just being reset"), "{said}");
     hosts.guest.console.wait_ready(Duration::from_secs(60)).expect("it boots");
-}
-
-fn is_held(lab: &Lab) {
-    wait_until("it to be held", Duration::from_secs(4), || {
-        lab.root().join("guests/g/resetting.json").exists()
-    });
 }
 
 /// What was said of a disk stays so where a guest cannot be thawed.

@@ -212,23 +212,9 @@ fn free_port() -> Result<u16> {
 }
 
 fn start(lab: &Lab, debian: &Path, disk: &Path, way: Way, port: u16) -> Result<TestGuest> {
-    let file = |name: &str| debian.join(name).display().to_string();
-    let extra = [
-        // What is said last counts.
-        "-kernel",
-        &file("vmlinuz"),
-        "-initrd",
-        &file("initrd"),
-        "-append",
-        "quiet panic=-1 mitigations=off audit=0 systemd.show_status=0",
-        "-netdev",
-        &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:80"),
-        "-device",
-        "virtio-net-pci,netdev=net",
-    ]
-    .map(str::to_owned)
-    .to_vec();
-    let spec = GuestSpec { memory_mib: 1024, disks: Vec::new(), extra, ..GuestSpec::default() };
+    let forwarded = format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:80");
+    let card = ["-netdev", &forwarded, "-device", "virtio-net-pci,netdev=net"];
+    let spec = GuestSpec::debian(debian, &card);
     let mut line = spec.command(&lab.guest_folder("g")?)?;
     let mut command = lab.command(&["run", "g"]);
     match way {
