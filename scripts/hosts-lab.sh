@@ -6,7 +6,8 @@
 #
 # usage: hosts-lab.sh run [TEST]     the tests, or those with TEST in their name
 #        hosts-lab.sh bench WORDS    a benchmark that needs them: its program and what it is told
-#        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s
+#        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s, or k: one that runs
+#                                      guests under KVM (emulated: SVM) and has 1 GiB as persistent memory
 #        hosts-lab.sh ssh HOST WORDS }
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +16,7 @@ lab=$PWD/.cache/hosts-lab
 mkdir -p "$lab"
 source scripts/debian-vm.sh
 
-number() { case $1 in a) echo 1 ;; b) echo 2 ;; s) echo 3 ;; esac; }
+number() { case $1 in a) echo 1 ;; b) echo 2 ;; s) echo 3 ;; k) echo 4 ;; esac; }
 
 prepare() {
     if is_made "$lab/host.img" hosts-lab.sh; then return; fi
@@ -32,7 +33,7 @@ prepare() {
     install -m 600 "$lab/key" "$root/root/.ssh/id_ed25519"
     install -m 600 "$lab/key.pub" "$root/root/.ssh/authorized_keys"
     printf '%s\n' "hosta,10.9.1.1 $hostkey" "hostb,10.9.1.2 $hostkey" >"$root/root/.ssh/known_hosts"
-    printf '%s\n' "10.9.0.1,10.9.0.2,10.9.0.3 $hostkey" >"$lab/known_hosts"
+    printf '%s\n' "10.9.0.1,10.9.0.2,10.9.0.3,10.9.0.4 $hostkey" >"$lab/known_hosts"
     printf '%s\n' "127.0.0.1 localhost" "10.9.1.1 hosta" "10.9.1.2 hostb" >"$root/etc/hosts"
     echo '/srv/disks 10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)' >"$root/etc/exports"
     mkdir -p "$root"/{srv/disks,mnt/disks,lab}
@@ -45,6 +46,7 @@ payload() {
     local tree=$lab/payload
     rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
     cp .cache/guest/vmlinux .cache/guest/initrd "$tree/guest/"
+    cp "$lab/vmlinuz" "$lab/initrd" "$tree/"
     cp .cache/guest/root/bin/{dewar-guest,busybox} "$tree/bin/"
     cp "$1" "$tree/dewar"
     strip -g "$tree/dewar"
@@ -65,6 +67,12 @@ if [ "$name" = s ]; then
     exportfs -ra; rpcbind -w; rpc.nfsd -N 3 4; rpc.mountd -N 3
     # Nobody has a lock of before to claim: no 90 s without new ones.
     echo Y > /proc/fs/nfsd/v4_end_grace
+elif [ "$name" = k ]; then
+    for module in kvm_amd nd_e820 nd_pmem; do modprobe $module; done
+    # As dewar-host-thaw.service does.
+    if [ -e /var/lib/dewar/host-reboot.json ]; then
+        dewar --json host-reboot --thaw >/var/log/dewar-thaw.json 2>/var/log/dewar-thaw.log
+    fi
 else
     mount -t nfs4 -o vers=4.2,soft,timeo=100 10.9.0.3:/ /mnt/disks || echo "hosts-lab: no shared disks"
 fi
@@ -78,11 +86,16 @@ INIT
 
 # Starts a host, whose disk is new at its first start; says its process.
 boot() {
-    local host=$1 net more=() memory=768 log=$lab/$1.log
+    local host=$1 net more=() memory=768 svm=off words='' log=$lab/$1.log
     if [ ! -e "$lab/run/$host.qcow2" ]; then
         qemu-img create -q -f qcow2 -b "$lab/host.img" -F raw "$lab/run/$host.qcow2"
     fi
     [ "$host" != s ] || memory=1024
+    if [ "$host" = k ]; then memory=4096 svm=on,npt=on words=memmap=1G!4G; fi
+    # A guest that is booted already, where the tests made one.
+    if [ -e "$lab/run/booted.qcow2" ]; then
+        more+=(-drive "file=$lab/run/booted.qcow2,format=raw,if=virtio,readonly=on")
+    fi
     for net in 0 1; do
         [ -e "/sys/class/net/$host$net" ] || ip tuntap add "$host$net" mode tap
         ip link set "$host$net" master "net$net" up
@@ -90,14 +103,14 @@ boot() {
             -device "virtio-net-pci,netdev=n$net,mac=52:54:00:09:0$net:0$(number "$host")")
     done
     rm -f "$log"
-    qemu-system-x86_64 -machine pc -accel tcg,thread=multi,tb-size=256 -cpu EPYC,cx16=off,svm=off -smp 1 \
-        -m "$memory" -nodefaults -display none -serial "file:$log" -no-reboot \
+    qemu-system-x86_64 -machine pc -accel tcg,thread=multi,tb-size=256 -cpu "EPYC,cx16=off,svm=$svm" -smp 1 \
+        -m "$memory" -nodefaults -display none -serial stdio -no-reboot \
         -kernel "$lab/vmlinuz" -initrd "$lab/initrd" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr audit=0 net.ifnames=0 lab.name=$host lab.number=$(number "$host")" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr audit=0 net.ifnames=0 lab.name=$host lab.number=$(number "$host") $words" \
         -drive "file=$lab/run/$host.qcow2,if=virtio" \
         -drive "file=$lab/payload.img,format=raw,if=virtio,readonly=on" \
-        -drive "file=$lab/run/booted.qcow2,format=raw,if=virtio,readonly=on" \
-        -device virtio-rng-pci "${more[@]}" 2> >(grep -v 'TCG doesn.t support' >&2) </dev/null >/dev/null &
+        -device virtio-rng-pci "${more[@]}" 2> >(grep -v 'TCG doesn.t support' >&2) \
+        < <(while [ "$host" = k ] && sleep 0.5; do echo; done) >"$log" &
     for _ in $(seq 600); do
         if grep -q 'is up' "$log" 2>/dev/null; then
             grep -a 'hosts-lab:' "$log" >&2

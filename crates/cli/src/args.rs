@@ -2,6 +2,8 @@
 
 mod adopt;
 mod checkpoint;
+mod helpers;
+mod host_reboot;
 mod migrate;
 mod qos;
 mod run;
@@ -15,6 +17,8 @@ use std::time::Duration;
 
 pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
+pub use helpers::{GuardianArgs, GuestName, ServeArgs};
+pub use host_reboot::HostRebootArgs;
 pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
 pub use run::{CacheArgs, OnOff, RebootArgs, RunArgs};
@@ -101,6 +105,13 @@ pub enum Verb {
     ///
     /// A guest whose memory was changed while it was frozen is refused.
     Thaw(ThawArgs),
+    /// Start another kernel on this host while its guests keep their memory.
+    ///
+    /// The guests are frozen all at once, the kernel is replaced by kexec, and they go on: their memory is neither
+    /// saved nor loaded. It must lie on a file system in persistent memory, or in RAM that the kernel's command line
+    /// sets aside as such (run --memory-dir). Everything is checked before a guest is touched; whatever fails before
+    /// the kernel starts leaves all of them running.
+    HostReboot(HostRebootArgs),
     /// Move a running guest to another host.
     ///
     /// Its memory is sent while it runs; it stands still for the last pages and its devices, and goes on
@@ -163,6 +174,8 @@ pub enum Verb {
     Man(ManArgs),
     #[command(name = "__guardian", hide = true)]
     Guardian(GuardianArgs),
+    #[command(name = "__host-reboot-watcher", hide = true)]
+    HostRebootWatcher,
     #[command(name = "__serve", hide = true)]
     Serve(ServeArgs),
     #[command(name = "__disks", hide = true)]
@@ -171,11 +184,6 @@ pub enum Verb {
     DiskServer(GuestName),
     #[command(name = "__qos-watchdog", hide = true)]
     QosWatchdog(WatchdogArgs),
-}
-
-#[derive(Debug, Args)]
-pub struct GuestName {
-    pub name: String,
 }
 
 #[derive(Debug, Args)]
@@ -422,24 +430,4 @@ pub struct CompletionsArgs {
 pub struct ManArgs {
     /// The folder.
     pub folder: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub struct GuardianArgs {
-    pub name: String,
-    #[arg(long)]
-    pub store: Option<String>,
-    #[arg(long)]
-    pub container: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct ServeArgs {
-    pub name: String,
-    #[arg(long)]
-    pub store: String,
-    #[arg(long)]
-    pub image: String,
-    /// RAM files of the guest before, in the order of the image's regions.
-    pub dead: Vec<PathBuf>,
 }

@@ -19,7 +19,7 @@ use context::Context;
 use dewar_lifecycle::container::run_if_started_as_another;
 use dewar_lifecycle::own_session::{AsChild, run_as_child};
 use dewar_lifecycle::page_server::{Source, serve};
-use dewar_lifecycle::{Code, Failure, guardian, qos, served_disks};
+use dewar_lifecycle::{Code, Failure, guardian, host_reboot, qos, served_disks};
 use progress::Progress;
 use std::process::ExitCode;
 
@@ -32,7 +32,11 @@ fn main() -> ExitCode {
     dewar_kernel::heed_children();
     if matches!(
         cli.verb,
-        Verb::Checkpoint(_) | Verb::Upgrade(_) | Verb::Freeze(_) | Verb::Migrate(_)
+        Verb::Checkpoint(_)
+            | Verb::Upgrade(_)
+            | Verb::Freeze(_)
+            | Verb::HostReboot(_)
+            | Verb::Migrate(_)
     ) {
         // Where it is refused all is as it always was.
         let _ = dewar_kernel::run_on();
@@ -69,6 +73,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Upgrade(args) => verbs::upgrade::run(&context, args),
         Verb::Freeze(args) => verbs::freeze::run(&context, args),
         Verb::Thaw(args) => verbs::thaw::run(&context, args),
+        Verb::HostReboot(args) => verbs::host_reboot::run(&context, &args),
         Verb::Migrate(args) => verbs::migrate::run(&context, args),
         Verb::Receive => verbs::receive::run(&context),
         Verb::Qos(args) => verbs::qos::run(&context, args),
@@ -86,6 +91,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Man(args) => verbs::manual::man(args),
         Verb::Guardian(args) => {
             guardian::watch(&context.registry, &args.name, args.store.as_deref(), args.container)
+        }
+        Verb::HostRebootWatcher => {
+            host_reboot::watch(&context, &Progress::new("watching a reboot of the host"))
         }
         Verb::Disks(args) => {
             served_disks::supervise(&context, &args.name, &Progress::new("serving disks"))

@@ -3,4 +3,5 @@
 pub mod back;
 pub mod checkpoint;
 pub mod guest;
+pub mod host_reboot;
 pub mod qos;

@@ -9,6 +9,7 @@ pub mod diff;
 pub mod doctor;
 pub mod freeze;
 pub mod gc;
+pub mod host_reboot;
 pub mod inspect;
 pub mod ls;
 pub mod manual;

@@ -9,7 +9,6 @@ use dewar_kernel::{Pid, huge_page_bytes, list_fds};
 use dewar_memory::Ram;
 use dewar_registry::{GuestRecord, RamFile};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -104,6 +103,7 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
     }
     name_served(&mut disks, &record.arguments);
     let ram = map_ram(&mut ask, &backends, record, &mut reasons)?;
+    reasons.extend(balloon_on_dax(&ram, &peripherals));
     if !reasons.is_empty() {
         return Err(GuestError::Unsupported { guest: name.clone(), reasons });
     }
@@ -112,6 +112,20 @@ pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, Guest
         disks,
         version,
         machine: machine.as_str().unwrap_or("").trim_end_matches("-machine").to_owned(),
+    })
+}
+
+/// A device that gives pages of RAM back, where the kernel cannot track a page that is not there: on DAX a write
+/// to such a page would wait for ever.
+fn balloon_on_dax(ram: &Ram, peripherals: &[Value; 2]) -> Option<String> {
+    let mut devices = peripherals.iter().flat_map(|list| list.as_array().into_iter().flatten());
+    let has_balloon =
+        devices.any(|it| it["type"].as_str().is_some_and(|kind| kind.contains("virtio-balloon")));
+    let is_on_dax = ram.regions().iter().any(|region| region.is_dax);
+    (has_balloon && is_on_dax).then(|| {
+        "it has a balloon, and its RAM lies on persistent memory (DAX), where a page that is given \
+         back cannot be tracked"
+            .to_owned()
     })
 }
 
@@ -317,23 +331,14 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
         .write(true)
         .open(format!("/proc/{pid}/map_files/{start:x}-{stop:x}"))
         .map_err(|error| format!("its file cannot be opened: {error}"))?;
-    if is_persistent(&opened).map_err(|error| error.to_string())? {
-        return Err("it lies on persistent memory (DAX), where writes cannot be tracked".to_owned());
+    if opened.metadata().is_ok_and(|data| data.file_type().is_char_device()) {
+        return Err("it is a device, of which no file can be made again".to_owned());
     }
     let huge = huge_page_bytes(&opened).map_err(|error| error.to_string())?;
     if huge.is_some_and(|bytes| bytes != HUGE_PAGE_BYTES) {
         return Err("it is made of huge pages of another size than 2 MiB".to_owned());
     }
     Ok((opened, first.address.0))
-}
-
-/// Whether a file's pages are those of the device itself. Where writes to such are tracked
-/// asynchronously a guest that touches one for the first time hangs.
-fn is_persistent(file: &File) -> std::io::Result<bool> {
-    let nothing = StatxFlags::empty();
-    let report = statx(file, "", AtFlags::EMPTY_PATH, nothing)?;
-    let is_device = file.metadata()?.file_type().is_char_device();
-    Ok(is_device || report.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Whether a process maps the file that `path` means now, shared.

@@ -10,6 +10,7 @@ mod error;
 mod hold;
 mod inherited;
 mod inject;
+mod kexec;
 mod mapping;
 mod page_cache;
 mod pagemap;
@@ -30,16 +31,17 @@ pub use error::KernelError;
 pub use hold::{HeldThread, ThreadHolder};
 pub use inherited::inherited;
 pub use inject::{Injection, inject_past_filter, inject_syscall};
+pub use kexec::{kexec, kexec_load, kexec_unload};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
-    nonzero_ranges, punch_hole,
+    is_dax, nonzero_ranges, punch_hole,
 };
 pub use page_cache::{cached_pages, read_when_idle};
 pub use pagemap::{Pagemap, ScannedRange};
 pub use process::{Pid, ProcessHandle, RemoteFd, list_fds, peer_of};
 pub use remote::{
     UffdOrigin, close_left_userfaultfds_of, duplicate_in, known_userfaultfd_of, map_over_in,
-    new_userfaultfd_of, passing_userfaultfd_of, unmap_in, userfaultfd_of,
+    new_userfaultfd_of, passing_userfaultfd_of, populate_small_pages_in, unmap_in, userfaultfd_of,
 };
 pub use reserve::{Reservation, Scheduling, Task, deadline_limit, reserved_tasks, threads_of};
 pub use sched::{ThreadActivity, ThreadId};

@@ -8,7 +8,9 @@
 
 use crate::KernelError;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{
+    AtFlags, FallocateFlags, SeekFrom, StatxAttributes, StatxFlags, fallocate, seek, statx,
+};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
@@ -157,6 +159,16 @@ pub fn huge_page_bytes(file: impl AsFd) -> Result<Option<u64>, KernelError> {
     let state = rustix::fs::fstatfs(file)
         .map_err(|cause| KernelError::new("fstatfs", "a guest's RAM file", cause))?;
     Ok((state.f_type == HUGETLBFS).then_some(state.f_bsize as u64))
+}
+
+/// Whether a file's pages are those of persistent memory itself, and of no page cache (DAX).
+///
+/// # Errors
+/// Where the file cannot be asked.
+pub fn is_dax(file: impl AsFd) -> Result<bool, KernelError> {
+    let report = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .map_err(|cause| KernelError::new("statx", "a guest's RAM file", cause))?;
+    Ok(report.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// The huge pages of `range`, of `step` pages each, that are not zeros all over.

@@ -10,6 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+/// As much as [`populate_small_pages_in`] has mapped by one call.
+const POPULATE_STEP: u64 = 8 << 20;
 /// How the process may make a userfaultfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UffdOrigin {
@@ -150,6 +152,35 @@ pub fn duplicate_in(pid: Pid, number: i32, onto: i32) -> Result<(), KernelError>
         }
         _ => Ok(()),
     }
+}
+
+/// Makes a process map all of a shared file that it has at `range` by small pages, and has each of them present.
+/// What is in the file stays as it is. The thread that is made to do it stands still for a few milliseconds, again
+/// and again.
+///
+/// # Errors
+/// Where the process cannot be traced, or the file has no room for a page that it lacks.
+pub fn populate_small_pages_in(pid: Pid, range: &Range<u64>) -> Result<(), KernelError> {
+    let advise = |start: u64, end: u64, advice: i32| {
+        let arguments = [start, end - start, advice as u64];
+        match inject_past_filter(pid, libc::SYS_madvise as u64, arguments)?.result {
+            0 => Ok(()),
+            error => {
+                let cause = io::Error::from_raw_os_error(-error as i32);
+                Err(KernelError::new("madvise", pid.to_string(), cause))
+            }
+        }
+    };
+    advise(range.start, range.end, libc::MADV_NOHUGEPAGE)?;
+    let mut start = range.start;
+    while start < range.end {
+        let end = range.end.min(start + POPULATE_STEP);
+        // Huge pages that are there would stay.
+        advise(start, end, libc::MADV_DONTNEED)?;
+        advise(start, end, libc::MADV_POPULATE_WRITE)?;
+        start = end;
+    }
+    Ok(())
 }
 
 /// Whether touches of missing pages wait for somebody anywhere in the process

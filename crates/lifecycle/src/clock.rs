@@ -11,6 +11,12 @@ const WORTH_SETTING: Duration = Duration::from_secs(1);
 /// How long its agent may take: the guest's memory may still be arriving.
 const WITHIN: Duration = Duration::from_secs(5);
 
+/// The time, in milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.as_millis() as u64
+}
+
 /// How a guest's clock is.
 #[derive(Debug)]
 pub struct Clock {

@@ -2,6 +2,7 @@
 
 use crate::attached_guest::AttachedGuest;
 use crate::checkpoint::{CheckpointRequest, take};
+use crate::clock::now_ms;
 use crate::failure::{Code, Failure, GONE};
 use crate::frozen_state::sums_of;
 use crate::guardian::Guardian;
@@ -42,6 +43,20 @@ pub fn freeze(
     place: Place,
     reporter: &dyn Reporter,
 ) -> Result<GuestRecord, Failure> {
+    freeze_when(root, attached, place, || Ok(()), reporter)
+}
+
+/// The same; when all is ready and the guest still runs, `ready` is asked whether to stop it.
+///
+/// # Errors
+/// As [`freeze`], and those of `ready`.
+pub fn freeze_when(
+    root: &Path,
+    attached: AttachedGuest,
+    place: Place,
+    ready: impl FnOnce() -> Result<(), Failure>,
+    reporter: &dyn Reporter,
+) -> Result<GuestRecord, Failure> {
     let AttachedGuest { mut guest, folder, lock } = attached;
     let untouched = |failure: Failure| failure.state("the guest was not touched");
     let checked = check(&mut guest).map_err(|error| untouched(error.into()))?;
@@ -57,6 +72,7 @@ pub fn freeze(
     let url = store.as_ref().map(Store::url);
     let guardian = Guardian::start(root, folder.name(), url.as_deref(), Some(guest.qmp()), &lock)?;
     let pauses = guardian.pauses()?;
+    ready().map_err(untouched)?;
     // It stands still as long as this takes.
     pauses.begin(None);
     reporter.stage("stopping the guest");
@@ -128,7 +144,8 @@ fn keep_in_place(
     if let Some(tracking) = &tracking {
         tracking.invalidate(folder)?;
     }
-    let bytes = stop_and_save(guest, checked, 0, || ())?;
+    let mut stopped_ms = None;
+    let bytes = stop_and_save(guest, checked, 0, || stopped_ms = Some(now_ms()))?;
     reporter.stage("writing its state");
     let tracking = tracking.filter(|tracking| tracking.since.is_some());
     let before = tracking.as_ref().and_then(|tracking| {
@@ -156,7 +173,7 @@ fn keep_in_place(
         disks: disks.filter_map(|path| KeptDisk::of(&path)).collect(),
     };
     let machine = found.machine.clone();
-    Ok(Frozen { was_running, machine, forwards: ports(guest), kept })
+    Ok(Frozen { was_running, machine, forwards: ports(guest), stopped_ms, kept })
 }
 
 /// Takes a checkpoint after which the guest does not go on.
@@ -167,13 +184,14 @@ fn keep_in_store(
     reporter: &dyn Reporter,
 ) -> Result<Frozen, Failure> {
     let was_running = guest.health() == Health::Running;
+    let stopped_ms = Some(now_ms());
     guest.hold_still()?;
     reporter.stage("saving memory");
     let request = CheckpointRequest::default();
     let taken = take(guest, folder, store, request, reporter, |_| Ok(None))?;
     let machine = guest.found().machine.clone();
     let kept = Kept::InStore { store: store.url(), image: taken.record.id.0 };
-    Ok(Frozen { was_running, machine, forwards: ports(guest), kept })
+    Ok(Frozen { was_running, machine, forwards: ports(guest), stopped_ms, kept })
 }
 
 /// The ports that it forwards, last of all: its user may add some meanwhile. Of a QEMU that

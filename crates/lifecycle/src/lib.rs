@@ -29,6 +29,7 @@ mod frozen_state;
 pub mod guardian;
 pub mod helper;
 mod host;
+pub mod host_reboot;
 mod hot_pages;
 pub mod launch;
 mod locked_guest;

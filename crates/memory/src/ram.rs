@@ -1,6 +1,6 @@
 use dewar_kernel::{
-    KernelError, SharedMapping, WritableMapping, data_ranges, huge_page_bytes, nonzero_ranges,
-    punch_hole,
+    KernelError, SharedMapping, WritableMapping, data_ranges, huge_page_bytes, is_dax,
+    nonzero_ranges, punch_hole,
 };
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
@@ -19,6 +19,8 @@ pub struct RamRegion {
     /// How many pages come and go together: 1, or on hugetlbfs those of a huge
     /// page.
     pub step: u64,
+    /// Whether its file lies on persistent memory (DAX).
+    pub is_dax: bool,
     file: File,
     mapping: SharedMapping,
 }
@@ -56,6 +58,7 @@ impl Ram {
             pages,
             addresses: address..address + bytes,
             step,
+            is_dax: is_dax(&file)?,
             file,
             mapping,
         });

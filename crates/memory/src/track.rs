@@ -15,6 +15,11 @@
 //! page, counts as written unless its protection was left in its place: more is
 //! told than was written, never less.
 //!
+//! **DAX.** On a file system whose files are memory the kernel (6.7 to 7.3 at least) cannot resolve a fault where the
+//! protection alone is left in a page's place (`insert_pfn` finds an entry and gives up, mm/memory.c): the guest would
+//! touch the page for ever. And of a huge page it would forget that it is protected. So before such memory is tracked
+//! the guest's process maps all of it by small pages, which nothing takes away again.
+//!
 //! Writes through other mappings of the RAM file are not seen. Nor is that a guest gives a page back which it did
 //! not write (a balloon, free page reporting): what it reads there later is left open by virtio.
 //!
@@ -30,7 +35,7 @@
 use crate::ram::{AddressMap, Ram};
 use dewar_kernel::{
     KernelError, Pagemap, ProcessHandle, RegisterMode, UffdOrigin, Userfaultfd,
-    known_userfaultfd_of, new_userfaultfd_of,
+    known_userfaultfd_of, new_userfaultfd_of, populate_small_pages_in,
 };
 use dewar_units::{PageNumber, PageRange, PageSet};
 use std::sync::Mutex;
@@ -50,6 +55,12 @@ pub struct WriteTracker {
     pagemap: Pagemap,
     map: AddressMap,
     given_back: Mutex<PageSet>,
+}
+
+/// Has a process map its RAM as it can be tracked.
+fn make_trackable(process: &ProcessHandle, ram: &Ram) -> Result<(), KernelError> {
+    let mut on_dax = ram.regions().iter().filter(|region| region.is_dax);
+    on_dax.try_for_each(|region| populate_small_pages_in(process.pid(), &region.addresses))
 }
 
 impl WriteTracker {
@@ -73,7 +84,10 @@ impl WriteTracker {
         };
         let uffd = match known {
             Some(uffd) => uffd,
-            None => new_userfaultfd_of(process, origin)?,
+            None => {
+                make_trackable(process, ram)?;
+                new_userfaultfd_of(process, origin)?
+            }
         };
         Self::register(process, ram, uffd)
     }

@@ -16,6 +16,9 @@ pub struct Frozen {
     /// froze, those of its command line are.
     #[serde(default)]
     pub forwards: Option<Vec<Forward>>,
+    /// When it was stopped, in milliseconds since 1970; not known of a guest that an older version froze.
+    #[serde(default)]
+    pub stopped_ms: Option<u64>,
     /// What else there is of it.
     pub kept: Kept,
 }

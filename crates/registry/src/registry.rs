@@ -2,6 +2,9 @@
 
 use crate::error::{RegistryError, io_error};
 use crate::folder::GuestFolder;
+use crate::json_file;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -57,6 +60,30 @@ impl Registry {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// Reads a file that is the host's, and no one guest's; `None` where there is none.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RegistryError> {
+        json_file::read(&self.root, name)
+    }
+
+    /// Writes one, in one step and to disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write(&self, name: &str, value: &impl Serialize) -> Result<(), RegistryError> {
+        json_file::write(&self.root, name, value)
+    }
+
+    /// Removes one, if it is there, for good.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<(), RegistryError> {
+        json_file::remove(&self.root, name)
     }
 
     /// The folder of a guest, existing or not.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
@@ -25,6 +25,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     ("qos", &["beat", "kernel", "registry"]),
     ("pagecache", &["units", "kernel"]),
     ("blockcache", &["units", "kernel"]),
+    ("hostreboot", &["kernel"]),
     (
         "lifecycle",
         &[
@@ -44,6 +45,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
             "qos",
             "pagecache",
             "blockcache",
+            "hostreboot",
         ],
     ),
     (

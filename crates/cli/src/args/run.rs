@@ -12,8 +12,9 @@ pub struct RunArgs {
     /// The guest's name: letters, digits, '-', '_', '.'; at most 40.
     pub name: String,
     /// Folder for the RAM file, a tmpfs [default: root's /run/dewar/ram, with huge pages;
-    /// /dev/shm where it has them, or Dewar cannot mount].
-    #[arg(long, value_name = "DIR")]
+    /// /dev/shm where it has them, or Dewar cannot mount]; or one in persistent memory (DAX), which 'dewar host-reboot'
+    /// keeps.
+    #[arg(long, visible_alias = "memory-dir", value_name = "DIR")]
     pub ram_dir: Option<PathBuf>,
     /// Start it also where its memory does not fit beside what other guests may still take.
     #[arg(long)]

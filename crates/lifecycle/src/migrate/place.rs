@@ -83,6 +83,7 @@ impl Place {
                 machine: machine.machine.clone(),
                 // The source has them still.
                 forwards: Some(Vec::new()),
+                stopped_ms: None,
                 kept: Kept::AtSource,
             }),
             ..record

@@ -1,0 +1,172 @@
+//! What is on disk of a reboot of the host.
+
+use super::at_once::at_once;
+use crate::clock::now_ms;
+use crate::failure::Failure;
+use crate::host::Host;
+use crate::reporter::Reporter;
+use crate::thaw::{ThawOptions, is_frozen, thaw_in_place};
+use dewar_hostreboot::DaxMount;
+use dewar_registry::{Kept, ProcessId};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const FILE: &str = "host-reboot.json";
+
+/// How far a reboot of the host has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Guests are being frozen.
+    Freezing,
+    /// All are frozen, and the new kernel is about to start.
+    Leaving,
+    /// It runs, and each guest was thawed, or it is known why not.
+    Back,
+}
+
+/// A reboot of the host: what was kept, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The command; its boot is that of the old kernel.
+    pub command: ProcessId,
+    /// How far it came.
+    pub stage: Stage,
+    /// Whether the init system starts the new kernel, after it has ended all processes.
+    pub by_init: bool,
+    /// The new kernel's version.
+    pub kernel: String,
+    /// The file systems that the guests' memory lies on.
+    pub mounts: Vec<DaxMount>,
+    /// The guests that are kept.
+    pub guests: Vec<KeptGuest>,
+    /// Guests that are frozen into the default store, and are to go on.
+    #[serde(default)]
+    pub others: Vec<String>,
+    /// When the old kernel was left, in milliseconds since 1970.
+    #[serde(default)]
+    pub left_ms: Option<u64>,
+    /// When the new kernel's first command of ours began.
+    #[serde(default)]
+    pub arrived_ms: Option<u64>,
+    /// How long that kernel had run by then.
+    #[serde(default)]
+    pub booted_for_ms: Option<u64>,
+    /// When the last guest was back.
+    #[serde(default)]
+    pub back_ms: Option<u64>,
+}
+
+/// A guest that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptGuest {
+    /// Its name.
+    pub name: String,
+    /// The checkpoint that was taken of it, for the case that its memory is lost.
+    #[serde(default)]
+    pub fallback: Option<String>,
+    /// What became of it.
+    #[serde(default)]
+    pub outcome: Option<Outcome>,
+}
+
+/// What became of a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It goes on where it was, after so long.
+    Back {
+        /// From its stop to its start, by the host's clock.
+        outage_ms: u64,
+    },
+    /// Its memory was lost, and it goes on from a checkpoint.
+    Restored {
+        /// Why.
+        lost: String,
+    },
+    /// It does not run.
+    Failed {
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+impl Note {
+    /// The last one of this host; `None` where there was none.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn load(host: &Host) -> Result<Option<Self>, Failure> {
+        Ok(host.registry.read(FILE)?)
+    }
+
+    /// Writes it, to disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn save(&self, host: &Host) -> Result<(), Failure> {
+        Ok(host.registry.write(FILE, self)?)
+    }
+
+    /// Removes it, for good.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(host: &Host) -> Result<(), Failure> {
+        Ok(host.registry.remove(FILE)?)
+    }
+
+    /// Whether nobody but the init system goes on with it.
+    fn is_the_inits(&self) -> bool {
+        self.by_init && self.stage == Stage::Leaving
+    }
+
+    /// Whether the kernel that was to be replaced runs still.
+    pub fn is_before_reboot(&self) -> bool {
+        self.stage != Stage::Back && self.command.is_of_this_boot()
+    }
+}
+
+/// How long a guest was away when the host was last rebooted under it, where that was in this boot.
+pub fn last_outage(note: &Note, guest: &str) -> Option<Duration> {
+    let is_of_now = note.stage == Stage::Back && !note.command.is_of_this_boot();
+    let kept = note.guests.iter().find(|it| it.name == guest).filter(|_| is_of_now)?;
+    match kept.outcome {
+        Some(Outcome::Back { outage_ms }) => Some(Duration::from_millis(outage_ms)),
+        _ => None,
+    }
+}
+
+/// Lets guests go on that a reboot of the host froze whose command died before the host was rebooted. Says what of
+/// that failed.
+///
+/// # Errors
+/// Where the note cannot be read or removed.
+pub fn recover(host: &Host, reporter: &dyn Reporter) -> Result<Vec<Failure>, Failure> {
+    let Some(note) = Note::load(host)? else { return Ok(Vec::new()) };
+    if !note.is_before_reboot() || note.is_the_inits() || note.command.is_alive() {
+        return Ok(Vec::new());
+    }
+    let failures = thaw_kept(host, &note, reporter);
+    Note::remove(host)?;
+    Ok(failures)
+}
+
+/// Thaws the guests of a note that lie frozen where they were, all at once; returns what failed.
+pub fn thaw_kept(host: &Host, note: &Note, reporter: &dyn Reporter) -> Vec<Failure> {
+    let thaw = |kept: &KeptGuest| -> Result<(), Failure> {
+        let guest = host.lock_within(&kept.name, Duration::from_secs(5))?;
+        let Some(frozen) = is_frozen(&guest.record).cloned() else { return Ok(()) };
+        if !matches!(frozen.kept, Kept::InPlace { .. }) {
+            return Ok(());
+        }
+        let options = ThawOptions { force: false, keep_clock: false };
+        thaw_in_place(guest, &frozen, options, reporter).map(drop)
+    };
+    at_once(&note.guests, thaw).into_iter().filter_map(Result::err).collect()
+}
+
+/// How long ago a moment was that a guest's record tells of.
+pub fn since(stopped_ms: Option<u64>) -> u64 {
+    stopped_ms.map_or(0, |stopped| now_ms().saturating_sub(stopped))
+}

@@ -1,0 +1,61 @@
+//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on.
+
+use super::note::{Note, recover};
+use crate::failure::{Code, Failure};
+use crate::helper::{Helper, Parent};
+use crate::host::Host;
+use crate::reporter::Reporter;
+use std::io::Read;
+use std::time::Duration;
+
+/// What the command says when nothing is left to be seen to.
+const ALL_WELL: u8 = b'w';
+const READY_WITHIN: Duration = Duration::from_secs(10);
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The watcher, as the command sees it.
+#[derive(Debug)]
+pub struct Watcher(Helper);
+
+impl Watcher {
+    /// Starts it and waits until it watches.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn start(host: &Host) -> Result<Self, Failure> {
+        let start = || -> Result<Helper, crate::helper::HelperError> {
+            let mut helper =
+                Helper::start(host.registry.root(), "__host-reboot-watcher", [] as [&str; 0])?;
+            helper.wait_ready(Some(READY_WITHIN))?;
+            Ok(helper)
+        };
+        start().map(Self).map_err(|error| {
+            Failure::new(Code::Failed, format!("the watching process did not start: {error}"))
+        })
+    }
+
+    /// Says that all is as it should be.
+    pub fn dismiss(mut self) {
+        self.0.say(ALL_WELL);
+        self.0.wait();
+    }
+}
+
+/// Waits for the command's end, as that process.
+///
+/// # Errors
+/// Where a guest was frozen and does not go on.
+pub fn watch(host: &Host, reporter: &dyn Reporter) -> Result<(), Failure> {
+    let failed = |error| Failure::new(Code::Failed, format!("no command to watch: {error}"));
+    let mut parent = Parent::of_this_process().map_err(failed)?;
+    parent.ready().map_err(failed)?;
+    let mut word = [0];
+    if parent.socket().read(&mut word).is_ok_and(|read| read > 0 && word == [ALL_WELL]) {
+        return Ok(());
+    }
+    // Its descriptors close before it is gone.
+    if let Some(note) = Note::load(host)? {
+        note.command.ends_within(ENDS_WITHIN);
+    }
+    recover(host, reporter)?.into_iter().next().map_or(Ok(()), Err)
+}
