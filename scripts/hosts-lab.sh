@@ -4,10 +4,11 @@
 # the shared disks, eth1 from host to host; only the second is slowed down and cut. All of it lives in a network
 # namespace and a PID namespace, and ends with this script.
 #
-# usage: hosts-lab.sh run [TEST]     the tests, or those with TEST in their name
+# usage: hosts-lab.sh run [TEST]     the tests, or those with TEST in their name; WORDS that their runner takes
 #        hosts-lab.sh bench WORDS    a benchmark that needs them: its program and what it is told
-#        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s, or k: one that runs
-#                                      guests under KVM (emulated: SVM) and has 1 GiB as persistent memory
+#        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s, or one that runs guests
+#                                      under KVM (emulated: SVM): k has 1 GiB as persistent memory, and l a kernel that
+#                                      keeps files in memory itself (scripts/luo-kernel.sh)
 #        hosts-lab.sh ssh HOST WORDS }
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +17,7 @@ lab=$PWD/.cache/hosts-lab
 mkdir -p "$lab"
 source scripts/debian-vm.sh
 
-number() { case $1 in a) echo 1 ;; b) echo 2 ;; s) echo 3 ;; k) echo 4 ;; esac; }
+number() { case $1 in a) echo 1 ;; b) echo 2 ;; s) echo 3 ;; k) echo 4 ;; l) echo 5 ;; esac; }
 
 prepare() {
     if is_made "$lab/host.img" hosts-lab.sh; then return; fi
@@ -33,7 +34,7 @@ prepare() {
     install -m 600 "$lab/key" "$root/root/.ssh/id_ed25519"
     install -m 600 "$lab/key.pub" "$root/root/.ssh/authorized_keys"
     printf '%s\n' "hosta,10.9.1.1 $hostkey" "hostb,10.9.1.2 $hostkey" >"$root/root/.ssh/known_hosts"
-    printf '%s\n' "10.9.0.1,10.9.0.2,10.9.0.3,10.9.0.4 $hostkey" >"$lab/known_hosts"
+    printf '%s\n' "10.9.0.1,10.9.0.2,10.9.0.3,10.9.0.4,10.9.0.5 $hostkey" >"$lab/known_hosts"
     printf '%s\n' "127.0.0.1 localhost" "10.9.1.1 hosta" "10.9.1.2 hostb" >"$root/etc/hosts"
     echo '/srv/disks 10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)' >"$root/etc/exports"
     mkdir -p "$root"/{srv/disks,mnt/disks,lab}
@@ -47,6 +48,7 @@ payload() {
     rm -rf "$tree" && mkdir -p "$tree/guest" "$tree/bin"
     cp .cache/guest/vmlinux .cache/guest/initrd "$tree/guest/"
     cp "$lab/vmlinuz" "$lab/initrd" "$tree/"
+    cp .cache/luo-kernel/vmlinuz "$tree/vmlinuz-luo" 2>/dev/null || true
     cp .cache/guest/root/bin/{dewar-guest,busybox} "$tree/bin/"
     cp "$1" "$tree/dewar"
     strip -g "$tree/dewar"
@@ -58,7 +60,8 @@ mkdir -p /run/sshd /run/rpc_pipefs /run/lock
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 for word in $(cat /proc/cmdline); do case $word in lab.name=*) name=${word#*=} ;; lab.number=*) number=${word#*=} ;; esac; done
 hostname "host$name"
-for module in virtio_net sch_netem tun nfsv4 overlay bridge veth nf_tables; do modprobe $module; done
+# A kernel of the lab's own has what it needs without modules.
+for module in virtio_net sch_netem tun nfsv4 overlay bridge veth nf_tables; do modprobe -q $module; done
 ip link set lo up
 for net in 0 1; do ip link set eth$net up; ip addr add 10.9.$net.$number/24 dev eth$net; done
 if [ "$name" = s ]; then
@@ -67,8 +70,10 @@ if [ "$name" = s ]; then
     exportfs -ra; rpcbind -w; rpc.nfsd -N 3 4; rpc.mountd -N 3
     # Nobody has a lock of before to claim: no 90 s without new ones.
     echo Y > /proc/fs/nfsd/v4_end_grace
-elif [ "$name" = k ]; then
-    for module in kvm_amd nd_e820 nd_pmem; do modprobe $module; done
+elif [ "$name" = k ] || [ "$name" = l ]; then
+    for module in kvm_amd nd_e820 nd_pmem; do modprobe -q $module; done
+    # What a test has happen in between.
+    if [ -e /root/before-thaw ]; then . /root/before-thaw; fi
     # As dewar-host-thaw.service does.
     if [ -e /var/lib/dewar/host-reboot.json ]; then
         dewar --json host-reboot --thaw >/var/log/dewar-thaw.json 2>/var/log/dewar-thaw.log
@@ -86,12 +91,15 @@ INIT
 
 # Starts a host, whose disk is new at its first start; says its process.
 boot() {
-    local host=$1 net more=() memory=768 svm=off words='' log=$lab/$1.log
+    local host=$1 net more=() memory=768 svm=off words='' kernel=$lab/vmlinuz log=$lab/$1.log
     if [ ! -e "$lab/run/$host.qcow2" ]; then
         qemu-img create -q -f qcow2 -b "$lab/host.img" -F raw "$lab/run/$host.qcow2"
     fi
     [ "$host" != s ] || memory=1024
-    if [ "$host" = k ]; then memory=4096 svm=on,npt=on words=memmap=1G!4G; fi
+    case $host in
+    k) memory=4096 svm=on,npt=on words=memmap=1G!4G ;;
+    l) memory=4096 svm=on,npt=on words="kho=on liveupdate=on" kernel=.cache/luo-kernel/vmlinuz ;;
+    esac
     # A guest that is booted already, where the tests made one.
     if [ -e "$lab/run/booted.qcow2" ]; then
         more+=(-drive "file=$lab/run/booted.qcow2,format=raw,if=virtio,readonly=on")
@@ -105,12 +113,12 @@ boot() {
     rm -f "$log"
     qemu-system-x86_64 -machine pc -accel tcg,thread=multi,tb-size=256 -cpu "EPYC,cx16=off,svm=$svm" -smp 1 \
         -m "$memory" -nodefaults -display none -serial stdio -no-reboot \
-        -kernel "$lab/vmlinuz" -initrd "$lab/initrd" \
+        -kernel "$kernel" -initrd "$lab/initrd" \
         -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr audit=0 net.ifnames=0 lab.name=$host lab.number=$(number "$host") $words" \
         -drive "file=$lab/run/$host.qcow2,if=virtio" \
         -drive "file=$lab/payload.img,format=raw,if=virtio,readonly=on" \
         -device virtio-rng-pci "${more[@]}" 2> >(grep -v 'TCG doesn.t support' >&2) \
-        < <(while [ "$host" = k ] && sleep 0.5; do echo; done) >"$log" &
+        < <(while [ "$svm" != off ] && sleep 0.5; do echo; done) >"$log" &
     for _ in $(seq 600); do
         if grep -q 'is up' "$log" 2>/dev/null; then
             grep -a 'hosts-lab:' "$log" >&2

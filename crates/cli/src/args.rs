@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use adopt::AdoptArgs;
 pub use checkpoint::{CheckpointArgs, CodecChoice, DedupChoice};
-pub use helpers::{GuardianArgs, GuestName, ServeArgs};
+pub use helpers::{GuardianArgs, GuestName, ServeArgs, WatcherArgs};
 pub use host_reboot::HostRebootArgs;
 pub use migrate::{GpuChoice, MigrateArgs};
 pub use qos::{ByChoice, LawChoice, QosArgs, WatchdogArgs};
@@ -175,7 +175,7 @@ pub enum Verb {
     #[command(name = "__guardian", hide = true)]
     Guardian(GuardianArgs),
     #[command(name = "__host-reboot-watcher", hide = true)]
-    HostRebootWatcher,
+    HostRebootWatcher(WatcherArgs),
     #[command(name = "__serve", hide = true)]
     Serve(ServeArgs),
     #[command(name = "__disks", hide = true)]

@@ -92,8 +92,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Guardian(args) => {
             guardian::watch(&context.registry, &args.name, args.store.as_deref(), args.container)
         }
-        Verb::HostRebootWatcher => {
-            host_reboot::watch(&context, &Progress::new("watching a reboot of the host"))
+        Verb::HostRebootWatcher(args) => {
+            let progress = Progress::new("watching a reboot of the host");
+            host_reboot::watch(&context, args.files, &progress)
         }
         Verb::Disks(args) => {
             served_disks::supervise(&context, &args.name, &Progress::new("serving disks"))

@@ -10,7 +10,7 @@ use dewar_memory::Ram;
 use dewar_registry::{GuestRecord, RamFile};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use serde_json::{Value, json};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -345,10 +345,12 @@ fn mapping_of(pid: i32, id: &str, path: &Path, bytes: u64) -> Result<(File, u64)
 pub fn maps_file(pid: i32, path: &Path) -> bool {
     let Ok(file) = std::fs::metadata(path) else { return false };
     let maps = Process::new(pid).and_then(|process| process.maps());
+    maps.into_iter().flatten().any(|map| is_shared(&map) && is_mapping_of(&map, &file))
+}
+
+fn is_mapping_of(map: &MemoryMap, file: &Metadata) -> bool {
     let device = (rustix::fs::major(file.dev()) as i32, rustix::fs::minor(file.dev()) as i32);
-    maps.into_iter()
-        .flatten()
-        .any(|map| is_shared(&map) && map.inode == file.ino() && map.dev == device)
+    map.inode == file.ino() && map.dev == device
 }
 
 fn is_shared(map: &MemoryMap) -> bool {
@@ -362,6 +364,10 @@ fn is_file_of(map: &MemoryMap, id: &str, path: &Path) -> bool {
     let text = mapped.to_string_lossy();
     let mapped = Path::new(text.trim_end_matches(" (deleted)"));
     if mapped == path || std::fs::canonicalize(path).is_ok_and(|path| mapped == path) {
+        return true;
+    }
+    // A file without a name, to which the path is a link.
+    if std::fs::metadata(path).is_ok_and(|file| is_mapping_of(map, &file)) {
         return true;
     }
     let made_by_qemu = |name: &str| name.starts_with(&format!("qemu_back_mem.{id}."));

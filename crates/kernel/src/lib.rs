@@ -11,6 +11,7 @@ mod hold;
 mod inherited;
 mod inject;
 mod kexec;
+mod live_update;
 mod mapping;
 mod page_cache;
 mod pagemap;
@@ -32,6 +33,7 @@ pub use hold::{HeldThread, ThreadHolder};
 pub use inherited::inherited;
 pub use inject::{Injection, inject_past_filter, inject_syscall};
 pub use kexec::{kexec, kexec_load, kexec_unload};
+pub use live_update::{LiveSession, LiveUpdate};
 pub use mapping::{
     Free, SharedMapping, WritableMapping, available_memory, data_ranges, free, huge_page_bytes,
     is_dax, nonzero_ranges, punch_hole,

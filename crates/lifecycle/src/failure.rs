@@ -8,6 +8,7 @@ use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::start_from_state::ReviveError;
 use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError, StateError};
 use dewar_image::ImageError;
+use dewar_kernel::KernelError;
 use dewar_migrate::MigrateError;
 use dewar_qos::QosError;
 use dewar_registry::RegistryError;
@@ -112,6 +113,12 @@ impl Failure {
     /// What failed, without the guest's state and advice.
     pub fn what(&self) -> &str {
         &self.what
+    }
+}
+
+impl From<KernelError> for Failure {
+    fn from(error: KernelError) -> Self {
+        Self::new(Code::Failed, error.to_string())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::clock::now_ms;
 use crate::failure::{Code, Failure, GONE};
 use crate::frozen_state::sums_of;
 use crate::guardian::Guardian;
+use crate::held_ram;
 use crate::reporter::Reporter;
 use crate::tracking::{Tracking, written_before};
 use dewar_guest::{Guest, Health};
@@ -15,7 +16,9 @@ use dewar_guest_qemu::freeze::{
 };
 use dewar_image::{Location, Store};
 use dewar_memory::sum;
-use dewar_registry::{Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, SUMS_FILE};
+use dewar_registry::{
+    Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, STATE_FILE, SUMS_FILE,
+};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -28,6 +31,8 @@ pub enum Place {
     InPlace {
         /// Whether checksums are kept.
         checksums: bool,
+        /// Whether the state of its devices goes into its folder, since what is beside its RAM will be lost.
+        state_on_disk: bool,
     },
     /// As a checkpoint; its RAM is freed.
     InStore(Location),
@@ -79,10 +84,9 @@ pub fn freeze_when(
     // From here on the record says where its files are, for the command that cleans up.
     let placed = GuestRecord { ram: checked.ram.clone(), ..guest.record().clone() };
     folder.set_record(&placed)?;
-    let checksums = matches!(place, Place::InPlace { checksums: true });
-    let frozen = match &store {
-        None => keep_in_place(&mut guest, &folder, &checked, checksums, reporter),
-        Some(store) => keep_in_store(&mut guest, &folder, store, reporter),
+    let frozen = match (&store, &place) {
+        (Some(store), _) => keep_in_store(&mut guest, &folder, store, reporter),
+        (None, place) => keep_in_place(&mut guest, &folder, &checked, place, reporter),
     };
     let frozen = frozen.inspect(|_| reporter.reached("kept"));
     match frozen.and_then(|frozen| note(&mut guest, &folder, &checked, frozen)) {
@@ -136,9 +140,11 @@ fn keep_in_place(
     guest: &mut QemuGuest,
     folder: &GuestFolder,
     checked: &GuestRecord,
-    checksums: bool,
+    place: &Place,
     reporter: &dyn Reporter,
 ) -> Result<Frozen, Failure> {
+    let checksums = matches!(place, Place::InPlace { checksums: true, .. });
+    let state_on_disk = matches!(place, Place::InPlace { state_on_disk: true, .. });
     let was_running = guest.health() == Health::Running;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
@@ -152,7 +158,11 @@ fn keep_in_place(
         written_before(guest.process(), &guest.ram(), tracking).ok().flatten()
     });
     let ram = &checked.ram;
-    let state = state_file(folder, ram);
+    held_ram::give_names(checked)?;
+    let state = match state_on_disk {
+        true => folder.file(STATE_FILE),
+        false => state_file(folder, ram),
+    };
     write_private(&state, &bytes).map_err(|error| {
         Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))
     })?;

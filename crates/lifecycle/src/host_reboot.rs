@@ -10,6 +10,9 @@
 //!
 //! The note ([`Note`]) is a file of the host's root. With the number of the boot in it, it tells the two sides apart:
 //! guests that were frozen under the kernel which still runs were frozen by a command that died, and are to go on.
+//! Memory that the kernel itself keeps has no name from before the freeze on ([`crate::held_ram`]): the watcher has it,
+//! and afterwards each QEMU its own.
+//!
 //! The watcher, a process beside the command, sees to that at once; where it died too, the next `dewar` command that
 //! looks does.
 //!
@@ -18,13 +21,16 @@
 mod arrive;
 mod at_once;
 mod leave;
+mod live_memory;
 mod note;
 mod own_command;
 mod plan;
+mod recover;
 mod watcher;
 
 pub use arrive::{Arrival, arrive};
 pub use leave::{leave, leave_others};
-pub use note::{KeptGuest, Note, Outcome, Stage, last_outage, recover};
+pub use note::{KeptGuest, Note, Outcome, Stage, last_outage};
 pub use plan::{Fallback, How, Others, Plan, PlannedGuest, Request, plan};
+pub use recover::recover;
 pub use watcher::watch;

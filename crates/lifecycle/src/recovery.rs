@@ -14,6 +14,7 @@ pub use unthawed::recover_unthawed;
 
 use crate::container_process;
 use crate::failure::Failure;
+use crate::held_ram;
 use crate::migration::is_elsewhere;
 use crate::served_disks;
 use dewar_registry::{GuestFolder, GuestRecord};
@@ -23,8 +24,13 @@ type RecoveryStep = fn(&GuestFolder, GuestRecord) -> Result<GuestRecord, Failure
 
 /// In this order: without its disks a QEMU may not answer; then QEMU and the disks are put right, and the others look
 /// at what that left.
-const STEPS: [RecoveryStep; 4] =
-    [served_disks::recover, journal::recover, replaced::recover, recover_unthawed];
+const STEPS: [RecoveryStep; 5] = [
+    served_disks::recover,
+    journal::recover,
+    replaced::recover,
+    recover_unthawed,
+    held_ram::recover,
+];
 
 /// Finishes what a dead command left with a guest. The caller has the guest's lock.
 ///

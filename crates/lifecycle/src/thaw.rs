@@ -3,6 +3,7 @@
 use crate::clock::{Clock, bring_forward};
 use crate::failure::{Code, Failure};
 use crate::frozen_state::{check_memory, read_state, unloadable};
+use crate::held_ram;
 use crate::locked_guest::LockedGuest;
 use crate::recovery::recover_unthawed;
 use crate::reporter::Reporter;
@@ -95,6 +96,8 @@ pub fn thaw_in_place(
     let state = RunState::of(guest.qmp()).unwrap_or_else(|_| RunState::named("running"));
     let record = guest.record().clone();
     folder.remove_kept(&record.ram);
+    // Memory without a name is this QEMU's from here on.
+    held_ram::follow(&record);
     let set_clock = || bring_forward(options.keep_clock, saved, &record.arguments, &record.folder);
     let clock = state.is_running().then(set_clock);
     Ok(Thawed { was_running: frozen.was_running, state, unforwarded, clock, back_at, record })

@@ -27,3 +27,9 @@ pub struct ServeArgs {
     /// RAM files of the guest before, in the order of the image's regions.
     pub dead: Vec<PathBuf>,
 }
+
+#[derive(Debug, Args)]
+pub struct WatcherArgs {
+    /// How many files it is given.
+    pub files: usize,
+}

@@ -1,13 +1,18 @@
 use crate::context::Context;
 use crate::output::table;
+use crate::progress::Progress;
 use crate::render::guest::{described, lazy, state, why_ended};
 use dewar_lifecycle::container_process::memory_bytes;
+use dewar_lifecycle::host_reboot::{self, Note, last_outage};
 use dewar_lifecycle::{Failure, Recovered, trouble};
-use dewar_units::ByteSize;
+use dewar_units::{ByteSize, format_duration};
 use serde_json::json;
 
 pub fn run(context: &Context) -> Result<(), Failure> {
+    let kept_failures = host_reboot::recover(context, &Progress::new("looking at the guests"))?;
     let Recovered { mut failures, busy } = context.recover_all()?;
+    failures.extend(kept_failures);
+    let rebooted = Note::load(context)?;
     let mut guests = Vec::new();
     let mut rows = Vec::new();
     for name in context.registry.names()? {
@@ -22,6 +27,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         let Ok(record) = folder.record() else { continue };
         let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
         let trouble = trouble(&folder);
+        let outage = rebooted.as_ref().and_then(|note| last_outage(note, &name));
         let why = why_ended(&folder, &record).filter(|_| state == "ended");
         let bytes = memory_bytes(&record);
         let pid = record.process.is_alive().then_some(record.process.pid);
@@ -29,7 +35,7 @@ pub fn run(context: &Context) -> Result<(), Failure> {
             "name": name, "pid": pid, "state": state, "memory_bytes": bytes,
             "adopted": record.adopted, "lazy_restore": lazy(&folder, &record),
             "not_handed_over": record.not_handed_over, "trouble": trouble,
-            "ended_because": why,
+            "ended_because": why, "host_reboot_outage_ms": outage.map(|it| it.as_millis() as u64),
         }));
         let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
         rows.push(vec![
@@ -39,7 +45,13 @@ pub fn run(context: &Context) -> Result<(), Failure> {
                 Some(_) => format!("{state}, needs attention: 'dewar inspect {}'", record.name),
                 None => match &why {
                     Some(why) => format!("{state}: {why}"),
-                    None => described(&folder, &record, &state),
+                    None => match outage.filter(|_| state == "running") {
+                        Some(outage) => format!(
+                            "{state}; kept across the host's reboot, away for {}",
+                            format_duration(outage)
+                        ),
+                        None => described(&folder, &record, &state),
+                    },
                 },
             },
             ByteSize(bytes).to_string(),

@@ -4,5 +4,7 @@
 
 mod containers;
 mod host;
+mod host_reboot;
+mod kvm_host;
 mod moves;
 mod power;

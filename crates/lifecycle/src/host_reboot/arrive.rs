@@ -1,15 +1,18 @@
 //! The new kernel runs: guests are thawed.
 
 use super::at_once::at_once;
-use super::note::{KeptGuest, Note, Outcome, Stage, since, thaw_kept};
+use super::live_memory::{Retrieved, keep_unthawed};
+use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
+use super::recover::thaw_kept;
 use crate::clock::now_ms;
 use crate::failure::Failure;
 use crate::host::Host;
+use crate::ram_dir::ram_dir;
 use crate::reporter::Reporter;
 use crate::thaw::{ThawOptions, is_frozen, thaw_in_place};
 use dewar_registry::{GuestRecord, Kept};
-use std::fs;
+use std::fs::{self, File};
 use std::time::Duration;
 
 /// How long another command may have a guest.
@@ -45,11 +48,20 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
     }
     note.arrived_ms = Some(arrived_ms);
     note.booted_for_ms = uptime_ms();
-    reporter.stage("mounting the guests' memory");
+    reporter.stage("looking for the guests' memory");
     let mounted: Result<(), _> = note.mounts.iter().try_for_each(|mount| mount.mount_again());
-    let lost = mounted.err().map(|error| error.to_string());
+    let memory = Memory {
+        unmounted: mounted.err().map(|error| error.to_string()),
+        retrieved: retrieve(host, &note).map_err(|failure| failure.what().to_owned()),
+    };
     reporter.stage("thawing");
-    let outcomes = at_once(&note.guests, |kept| bring_back(host, kept, lost.as_deref(), reporter));
+    let outcomes = at_once(&note.guests, |kept| {
+        thaw(host, kept, &memory, reporter)
+            .unwrap_or_else(|failure| Outcome::Failed { why: failure.whole() })
+    });
+    if let Ok(Some(retrieved)) = &memory.retrieved {
+        retrieved.finish();
+    }
     for (kept, outcome) in note.guests.iter_mut().zip(outcomes) {
         kept.outcome = Some(outcome);
     }
@@ -65,20 +77,43 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
     Ok(Arrival::Rebooted(note))
 }
 
-fn bring_back(
-    host: &Host,
-    kept: &KeptGuest,
-    lost: Option<&str>,
-    reporter: &dyn Reporter,
-) -> Outcome {
-    thaw(host, kept, lost, reporter)
-        .unwrap_or_else(|failure| Outcome::Failed { why: failure.whole() })
+/// Where the guests' memory is now.
+struct Memory {
+    /// Why a file system of it is not mounted.
+    unmounted: Option<String>,
+    /// What the kernel kept, or why it did not.
+    retrieved: Result<Option<Retrieved>, String>,
+}
+
+fn retrieve(host: &Host, note: &Note) -> Result<Option<Retrieved>, Failure> {
+    let retrieved = Retrieved::of(host, note)?;
+    if retrieved.is_some() {
+        // The folder of the links, with the file system that is usual there.
+        ram_dir(None);
+    }
+    Ok(retrieved)
+}
+
+impl Memory {
+    /// The files without a name of a guest's memory; or that it is lost, and why.
+    fn of(&self, record: &GuestRecord, kept: &KeptGuest) -> Result<Vec<File>, String> {
+        if kept.tokens.is_empty() {
+            return self.unmounted.clone().map_or(Ok(Vec::new()), Err);
+        }
+        match &self.retrieved {
+            Ok(Some(retrieved)) => {
+                retrieved.memory_of(record, kept).map_err(|failure| failure.what().to_owned())
+            }
+            Ok(None) => Err("the kernel kept nothing".to_owned()),
+            Err(why) => Err(why.clone()),
+        }
+    }
 }
 
 fn thaw(
     host: &Host,
     kept: &KeptGuest,
-    lost: Option<&str>,
+    memory: &Memory,
     reporter: &dyn Reporter,
 ) -> Result<Outcome, Failure> {
     let guest = host.lock_within(&kept.name, PATIENCE)?;
@@ -89,14 +124,26 @@ fn thaw(
         };
         return Ok(Outcome::Failed { why: why.to_owned() });
     };
-    let lost = lost.map(str::to_owned).or_else(|| missing(&guest.record));
-    if let Some(lost) = lost {
-        drop(guest);
-        return fall_back(host, kept, lost);
-    }
+    let there = memory.of(&guest.record, kept);
+    let there = there.and_then(|files| missing(&guest.record).map_or(Ok(files), Err));
+    let files = match there {
+        Ok(files) => files,
+        Err(lost) => {
+            drop(guest);
+            return fall_back(host, kept, lost);
+        }
+    };
+    let record = guest.record.clone();
     let options = ThawOptions { force: false, keep_clock: false };
-    thaw_in_place(guest, &frozen, options, reporter)?;
-    Ok(Outcome::Back { outage_ms: since(frozen.stopped_ms) })
+    match thaw_in_place(guest, &frozen, options, reporter) {
+        Ok(_) => Ok(Outcome::Back { outage_ms: since(frozen.stopped_ms) }),
+        Err(failure) => {
+            if !files.is_empty() {
+                keep_unthawed(host, &record)?;
+            }
+            Err(failure)
+        }
+    }
 }
 
 /// What of a frozen guest is not there.

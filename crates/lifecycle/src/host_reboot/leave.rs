@@ -1,9 +1,11 @@
 //! The old kernel is left: guests are frozen, and the new kernel starts.
 
 use super::at_once::{Gate, at_once};
-use super::note::{KeptGuest, Note, Stage, thaw_kept};
+use super::live_memory::{self, OpenRam};
+use super::note::{KeptGuest, Note, Stage};
 use super::own_command::own_command;
 use super::plan::{Fallback, How, Plan};
+use super::recover::thaw_kept;
 use super::watcher::Watcher;
 use crate::attached_guest::AttachedGuest;
 use crate::clock::now_ms;
@@ -59,7 +61,9 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
     kexec::load(&plan.kernel, plan.initrd.as_deref(), &plan.line)?;
     reporter.reached("loaded");
     let unload = |_: &Failure| drop(kexec::unload());
-    let guests = take_fallbacks(host, plan, reporter).inspect_err(unload)?;
+    let mut guests = take_fallbacks(host, plan, reporter).inspect_err(unload)?;
+    let files = live_memory::open(host, &mut guests, |name| plan.is_kept_by_kernel(name));
+    let files = files.inspect_err(unload)?;
     leave_others(host, plan, reporter).inspect_err(unload)?;
     let others: Vec<&str> = plan.names(How::Store).collect();
     let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -77,14 +81,20 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         booted_for_ms: None,
         back_ms: None,
     };
-    let begun = note.save(host).and_then(|()| Watcher::start(host));
+    let open: Vec<_> = files.iter().map(OpenRam::file).collect();
+    let begun = note.save(host).and_then(|()| Watcher::start(host, &open));
     let watcher = begun.inspect_err(|failure| {
         thaw_others(host, &others);
         let _ = Note::remove(host);
         unload(failure);
     })?;
     reporter.reached("noted");
-    match freeze_and_go(host, plan, &mut note, reporter) {
+    let preserved = live_memory::preserve(host, &files, &watcher);
+    let gone = preserved.and_then(|_preserved| {
+        reporter.reached("preserved");
+        freeze_and_go(host, plan, &mut note, reporter)
+    });
+    match gone {
         // The init system ends all processes; what is frozen stays so.
         Ok(()) => {
             watcher.dismiss();
@@ -92,6 +102,7 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         }
         Err(failure) => {
             let failures = thaw_kept(host, &note, reporter);
+            live_memory::leave_to_qemu(host, &note);
             thaw_others(host, &others);
             let removed = Note::remove(host);
             unload(&failure);
@@ -120,7 +131,8 @@ fn take_fallbacks(
                 told["checkpoint"].as_str().map(str::to_owned)
             }
         };
-        Ok(KeptGuest { name: name.to_owned(), fallback, outcome: None })
+        let tokens = Vec::new();
+        Ok(KeptGuest { name: name.to_owned(), tokens, fallback, outcome: None })
     };
     plan.names(How::Kept).map(kept).collect()
 }
@@ -163,7 +175,9 @@ fn freeze_all(
     let gate = Gate::new(note.guests.len());
     let freeze = |kept: &KeptGuest| -> Result<(), Failure> {
         let attached = AttachedGuest::lock(host, &kept.name, PATIENCE, reporter)?;
-        let place = Place::InPlace { checksums: plan.checksums };
+        // What is beside memory that the kernel keeps is lost.
+        let state_on_disk = !kept.tokens.is_empty();
+        let place = Place::InPlace { checksums: plan.checksums, state_on_disk };
         let together = || match gate.wait() {
             true => Ok(()),
             false => Err(Failure::new(Code::Failed, "another guest could not be frozen")),

@@ -1,13 +1,10 @@
 //! What is on disk of a reboot of the host.
 
-use super::at_once::at_once;
 use crate::clock::now_ms;
 use crate::failure::Failure;
 use crate::host::Host;
-use crate::reporter::Reporter;
-use crate::thaw::{ThawOptions, is_frozen, thaw_in_place};
 use dewar_hostreboot::DaxMount;
-use dewar_registry::{Kept, ProcessId};
+use dewar_registry::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -62,6 +59,9 @@ pub struct Note {
 pub struct KeptGuest {
     /// Its name.
     pub name: String,
+    /// Its RAM files, where the kernel itself keeps them, in the order of its record, and each one's token.
+    #[serde(default)]
+    pub tokens: Vec<u64>,
     /// The checkpoint that was taken of it, for the case that its memory is lost.
     #[serde(default)]
     pub fallback: Option<String>,
@@ -117,7 +117,7 @@ impl Note {
     }
 
     /// Whether nobody but the init system goes on with it.
-    fn is_the_inits(&self) -> bool {
+    pub fn is_the_inits(&self) -> bool {
         self.by_init && self.stage == Stage::Leaving
     }
 
@@ -135,35 +135,6 @@ pub fn last_outage(note: &Note, guest: &str) -> Option<Duration> {
         Some(Outcome::Back { outage_ms }) => Some(Duration::from_millis(outage_ms)),
         _ => None,
     }
-}
-
-/// Lets guests go on that a reboot of the host froze whose command died before the host was rebooted. Says what of
-/// that failed.
-///
-/// # Errors
-/// Where the note cannot be read or removed.
-pub fn recover(host: &Host, reporter: &dyn Reporter) -> Result<Vec<Failure>, Failure> {
-    let Some(note) = Note::load(host)? else { return Ok(Vec::new()) };
-    if !note.is_before_reboot() || note.is_the_inits() || note.command.is_alive() {
-        return Ok(Vec::new());
-    }
-    let failures = thaw_kept(host, &note, reporter);
-    Note::remove(host)?;
-    Ok(failures)
-}
-
-/// Thaws the guests of a note that lie frozen where they were, all at once; returns what failed.
-pub fn thaw_kept(host: &Host, note: &Note, reporter: &dyn Reporter) -> Vec<Failure> {
-    let thaw = |kept: &KeptGuest| -> Result<(), Failure> {
-        let guest = host.lock_within(&kept.name, Duration::from_secs(5))?;
-        let Some(frozen) = is_frozen(&guest.record).cloned() else { return Ok(()) };
-        if !matches!(frozen.kept, Kept::InPlace { .. }) {
-            return Ok(());
-        }
-        let options = ThawOptions { force: false, keep_clock: false };
-        thaw_in_place(guest, &frozen, options, reporter).map(drop)
-    };
-    at_once(&note.guests, thaw).into_iter().filter_map(Result::err).collect()
 }
 
 /// How long ago a moment was that a guest's record tells of.

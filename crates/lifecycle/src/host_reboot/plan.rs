@@ -6,13 +6,16 @@ use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::freeze::{check, check_place};
-use dewar_hostreboot::{CommandLine, DaxMount, HostRebootError, KernelImage, kexec};
+use dewar_hostreboot::{CommandLine, DaxMount, HostRebootError, KernelImage, kexec, live_update};
 use dewar_registry::{GuestRecord, Kept, RamFile};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where a running systemd says that it is the host's init.
 const SYSTEMD: &str = "/run/systemd/system";
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
+/// `f_type` of tmpfs (statfs(2)).
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 /// How long another command may have a guest.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What the new kernel must be built with for memory of its command line to have files.
@@ -70,6 +73,17 @@ pub enum How {
     Stop,
 }
 
+/// What keeps a guest's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    /// The file system that it lies on, which is memory itself.
+    Dax,
+    /// The kernel (LUO).
+    Kernel,
+    /// Nothing.
+    Nobody,
+}
+
 /// A guest of a plan.
 #[derive(Debug, Clone)]
 pub struct PlannedGuest {
@@ -79,6 +93,8 @@ pub struct PlannedGuest {
     pub memory_bytes: u64,
     /// What is done with it.
     pub how: How,
+    /// What keeps its memory.
+    pub keeper: Keeper,
 }
 
 /// What would be done.
@@ -112,6 +128,11 @@ impl Plan {
     /// The names of the guests of which this is done.
     pub fn names(&self, how: How) -> impl Iterator<Item = &str> {
         self.guests.iter().filter(move |it| it.how == how).map(|it| it.name.as_str())
+    }
+
+    /// Whether the kernel itself keeps a guest's memory.
+    pub fn is_kept_by_kernel(&self, name: &str) -> bool {
+        self.guests.iter().any(|it| it.name == name && it.keeper == Keeper::Kernel)
     }
 
     /// That nothing stands against it.
@@ -206,7 +227,7 @@ impl Plan {
     ) {
         let name = record.name.clone();
         let memory_bytes = record.ram.iter().map(|file| file.bytes).sum();
-        let planned = |how| PlannedGuest { name: name.clone(), memory_bytes, how };
+        let planned = |how, keeper| PlannedGuest { name: name.clone(), memory_bytes, how, keeper };
         if record.container.is_some() {
             if record.process.is_alive() && others != Others::Stop {
                 self.refusals.push(format!(
@@ -215,16 +236,16 @@ impl Plan {
             }
             return;
         }
-        let mounts = mounts_of(&record.ram);
+        let kept = kept_by(&record.ram);
         if !record.process.is_alive() {
             match record.frozen.as_ref().map(|frozen| &frozen.kept) {
-                Some(Kept::InPlace { .. }) => match mounts {
-                    Ok(mounts) => {
-                        self.guests.push(planned(How::StaysFrozen));
+                Some(Kept::InPlace { .. }) => match kept {
+                    Ok((Keeper::Dax, mounts)) => {
+                        self.guests.push(planned(How::StaysFrozen, Keeper::Dax));
                         self.add_mounts(mounts);
                     }
-                    Err(why) => self.refusals.push(format!(
-                        "'{name}' is frozen, and its memory would be lost: {why}; thaw it first"
+                    _ => self.refusals.push(format!(
+                        "'{name}' is frozen, and its memory would be lost: thaw it first, or freeze it --to-store"
                     )),
                 },
                 // What is in a store, or has ended, is none of ours.
@@ -232,18 +253,18 @@ impl Plan {
             }
             return;
         }
-        let freezable = is_freezable(host, &name, mounts.is_ok(), reporter);
-        if let (Err(why), true) = (&freezable, others != Others::Stop || mounts.is_ok()) {
+        let freezable = is_freezable(host, &name, kept.is_ok(), reporter);
+        if let (Err(why), true) = (&freezable, others != Others::Stop || kept.is_ok()) {
             self.refusals.push(format!("'{name}' cannot be frozen: {why}"));
             return;
         }
-        match (mounts, others) {
-            (Ok(mounts), _) => {
-                self.guests.push(planned(How::Kept));
+        match (kept, others) {
+            (Ok((keeper, mounts)), _) => {
+                self.guests.push(planned(How::Kept, keeper));
                 self.add_mounts(mounts);
             }
-            (Err(_), Others::Store) => self.guests.push(planned(How::Store)),
-            (Err(_), Others::Stop) => self.guests.push(planned(How::Stop)),
+            (Err(_), Others::Store) => self.guests.push(planned(How::Store, Keeper::Nobody)),
+            (Err(_), Others::Stop) => self.guests.push(planned(How::Stop, Keeper::Nobody)),
             (Err(why), Others::Refuse) => self.refusals.push(format!(
                 "the memory of '{name}' cannot be kept: {why}; --others store keeps it in the default store, \
                  --others stop shuts it down"
@@ -260,6 +281,21 @@ impl Plan {
     }
 
     fn look_at_memory(&mut self) {
+        if self.guests.iter().any(|it| it.keeper == Keeper::Kernel) {
+            self.refusals.extend(live_update::refusals(&self.kernel, &self.line));
+            if !self.now {
+                let why = "init would end the process that has the guests' memory: --now does without init";
+                self.refusals.push(why.to_owned());
+            }
+            let present = std::fs::read_to_string(RELEASE).unwrap_or_default();
+            if present.trim() != self.kernel.version {
+                self.warnings.push(format!(
+                    "Linux {} must understand what Linux {} hands over: try the two together first",
+                    self.kernel.version,
+                    present.trim()
+                ));
+            }
+        }
         for mount in &self.mounts {
             self.refusals.extend(mount.check(&self.line).err());
             let lacks =
@@ -273,17 +309,31 @@ impl Plan {
     }
 }
 
-/// What the memory lies on that is kept, or why it is not.
-fn mounts_of(ram: &[RamFile]) -> Result<Vec<DaxMount>, String> {
+/// What keeps memory, and the file systems that it lies on; or why nothing does.
+fn kept_by(ram: &[RamFile]) -> Result<(Keeper, Vec<DaxMount>), String> {
     if ram.is_empty() {
         return Err("nothing is known of it".to_owned());
     }
-    let mount = |file: &RamFile| match DaxMount::of(&file.path) {
-        Ok(Some(mount)) => Ok(mount),
-        Ok(None) => Err(format!("{} is not on persistent memory (DAX)", file.path.display())),
-        Err(error) => Err(error.to_string()),
-    };
-    ram.iter().map(mount).collect()
+    let mount = |file: &RamFile| DaxMount::of(&file.path).map_err(|error| error.to_string());
+    let mounts: Vec<Option<DaxMount>> = ram.iter().map(mount).collect::<Result<_, _>>()?;
+    let on_dax: Vec<DaxMount> = mounts.into_iter().flatten().collect();
+    if on_dax.len() == ram.len() {
+        return Ok((Keeper::Dax, on_dax));
+    }
+    let elsewhere = ram.iter().find(|file| !is_in_tmpfs(&file.path));
+    let path = |file: &RamFile| file.path.display().to_string();
+    match live_update::check_running() {
+        Ok(()) if elsewhere.is_none() && on_dax.is_empty() => Ok((Keeper::Kernel, Vec::new())),
+        Ok(()) => Err(format!(
+            "{} is neither on persistent memory (DAX) nor in a tmpfs",
+            elsewhere.map_or_else(String::new, path)
+        )),
+        Err(why) => Err(format!("{} is not on persistent memory (DAX), and {why}", path(&ram[0]))),
+    }
+}
+
+fn is_in_tmpfs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|state| state.f_type == TMPFS)
 }
 
 /// That a guest could be frozen, where its memory is or into a store.

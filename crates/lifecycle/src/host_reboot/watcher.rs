@@ -1,11 +1,15 @@
-//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on.
+//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on. It has
+//! the memory open that has no name ([`crate::held_ram`]).
 
-use super::note::{Note, recover};
+use super::note::Note;
+use super::recover::recover;
 use crate::failure::{Code, Failure};
 use crate::helper::{Helper, Parent};
 use crate::host::Host;
 use crate::reporter::Reporter;
+use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// What the command says when nothing is left to be seen to.
@@ -18,20 +22,26 @@ const ENDS_WITHIN: Duration = Duration::from_secs(5);
 pub struct Watcher(Helper);
 
 impl Watcher {
-    /// Starts it and waits until it watches.
+    /// Starts it and waits until it watches, with these files open.
     ///
     /// # Errors
     /// Where it does not start.
-    pub fn start(host: &Host) -> Result<Self, Failure> {
+    pub fn start(host: &Host, files: &[&File]) -> Result<Self, Failure> {
         let start = || -> Result<Helper, crate::helper::HelperError> {
-            let mut helper =
-                Helper::start(host.registry.root(), "__host-reboot-watcher", [] as [&str; 0])?;
+            let count = files.len().to_string();
+            let mut helper = Helper::start(host.registry.root(), "__host-reboot-watcher", [count])?;
+            files.iter().try_for_each(|file| helper.pass(file.as_fd()))?;
             helper.wait_ready(Some(READY_WITHIN))?;
             Ok(helper)
         };
         start().map(Self).map_err(|error| {
             Failure::new(Code::Failed, format!("the watching process did not start: {error}"))
         })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.0.id().pid
     }
 
     /// Says that all is as it should be.
@@ -41,13 +51,15 @@ impl Watcher {
     }
 }
 
-/// Waits for the command's end, as that process.
+/// Waits for the command's end, as that process, which is given so many files.
 ///
 /// # Errors
 /// Where a guest was frozen and does not go on.
-pub fn watch(host: &Host, reporter: &dyn Reporter) -> Result<(), Failure> {
+pub fn watch(host: &Host, files: usize, reporter: &dyn Reporter) -> Result<(), Failure> {
     let failed = |error| Failure::new(Code::Failed, format!("no command to watch: {error}"));
     let mut parent = Parent::of_this_process().map_err(failed)?;
+    let received = (0..files).map(|_| parent.receive_fd()).collect::<Result<Vec<_>, _>>();
+    let _held = received.map_err(failed)?;
     parent.ready().map_err(failed)?;
     let mut word = [0];
     if parent.socket().read(&mut word).is_ok_and(|read| read > 0 && word == [ALL_WELL]) {

@@ -1,0 +1,146 @@
+//! The guests' memory, kept by the kernel itself (LUO).
+
+use super::note::{KeptGuest, Note};
+use super::watcher::Watcher;
+use crate::failure::{Code, Failure};
+use crate::held_ram::{follow, give_name, link_here, link_to};
+use crate::host::Host;
+use dewar_kernel::{LiveSession, LiveUpdate};
+use dewar_registry::{GuestRecord, RamFile};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// What the kernel keeps while this lives, and a kexec ends it.
+#[derive(Debug)]
+pub struct Preserved {
+    _session: LiveSession,
+    _device: LiveUpdate,
+}
+
+/// A RAM file that is to be kept.
+#[derive(Debug)]
+pub struct OpenRam {
+    file: File,
+    ram: RamFile,
+    token: u64,
+}
+
+impl OpenRam {
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+/// The name of the session of a root.
+fn session_name(host: &Host) -> String {
+    format!("dewar-{}", host.registry.tag())
+}
+
+fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    let what = format!("{what} {}", path.display());
+    move |error| Failure::new(Code::Failed, format!("{what}: {error}"))
+}
+
+/// Opens the RAM files of guests that the kernel keeps, and notes a token for each.
+pub fn open(
+    host: &Host,
+    guests: &mut [KeptGuest],
+    is_live: impl Fn(&str) -> bool,
+) -> Result<Vec<OpenRam>, Failure> {
+    let mut opened = Vec::new();
+    for kept in guests.iter_mut().filter(|kept| is_live(&kept.name)) {
+        let record = host.registry.guest(&kept.name)?.record()?;
+        for ram in record.ram {
+            let file = File::options().read(true).write(true).open(&ram.path);
+            let file = file.map_err(failed("open", &ram.path))?;
+            let token = opened.len() as u64;
+            kept.tokens.push(token);
+            opened.push(OpenRam { file, ram, token });
+        }
+    }
+    Ok(opened)
+}
+
+/// Takes the files' names, since the kernel keeps none that has one, and has it keep them. The watcher has them open.
+/// The guests run all the while.
+pub fn preserve(
+    host: &Host,
+    files: &[OpenRam],
+    watcher: &Watcher,
+) -> Result<Option<Preserved>, Failure> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let device = LiveUpdate::open()?;
+    let session = device.create(&session_name(host))?;
+    for OpenRam { file, ram, token } in files {
+        link_to(&ram.path, watcher.pid()).map_err(failed("link", &ram.path))?;
+        session.preserve(file, *token)?;
+    }
+    Ok(Some(Preserved { _session: session, _device: device }))
+}
+
+/// Has the links of guests that run on lead to their QEMU, and no process of ours be needed.
+pub fn leave_to_qemu(host: &Host, note: &Note) {
+    for kept in note.guests.iter().filter(|kept| !kept.tokens.is_empty()) {
+        let record = host.registry.guest(&kept.name).and_then(|folder| folder.record());
+        if let Ok(record) = record {
+            if record.process.is_alive() {
+                follow(&record);
+            }
+        }
+    }
+}
+
+/// What the kernel before has kept.
+#[derive(Debug)]
+pub struct Retrieved {
+    session: LiveSession,
+    _device: LiveUpdate,
+}
+
+impl Retrieved {
+    /// Asks for it; nothing where no guest needs it.
+    pub fn of(host: &Host, note: &Note) -> Result<Option<Self>, Failure> {
+        if note.guests.iter().all(|kept| kept.tokens.is_empty()) {
+            return Ok(None);
+        }
+        let device = LiveUpdate::open()?;
+        let session = device.retrieve(&session_name(host))?;
+        Ok(Some(Self { session, _device: device }))
+    }
+
+    /// The memory of a guest, under its paths as long as what is returned lives.
+    pub fn memory_of(&self, record: &GuestRecord, kept: &KeptGuest) -> Result<Vec<File>, Failure> {
+        let retrieve = |(ram, token): (&RamFile, &u64)| -> Result<File, Failure> {
+            let fd: OwnedFd = self.session.retrieve(*token)?;
+            let file = File::from(fd);
+            // Its tmpfs is a new one.
+            if let Some(folder) = ram.path.parent() {
+                std::fs::create_dir_all(folder).map_err(failed("create", folder))?;
+            }
+            link_here(&ram.path, &file).map_err(failed("link", &ram.path))?;
+            Ok(file)
+        };
+        record.ram.iter().zip(&kept.tokens).map(retrieve).collect()
+    }
+
+    /// Gives up what was not asked for.
+    pub fn finish(&self) {
+        // The session ends with this process in any case.
+        let _ = self.session.finish();
+    }
+}
+
+/// Gives the memory of a guest that was not thawed a name: this process, which alone has it, is about to end.
+pub fn keep_unthawed(host: &Host, before: &GuestRecord) -> Result<(), Failure> {
+    let record = host.registry.guest(&before.name)?.record()?;
+    // A QEMU that came up after all has it.
+    match record.process.is_alive() {
+        true => Ok(()),
+        false => record.ram.iter().try_for_each(give_name),
+    }
+}
