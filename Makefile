@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
 
-.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-qos fuzz install clean
+.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-host-reboot test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-host-reboot bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make test-hosts        the tests that need hosts of their own, between small virtual machines"
+	@echo "make test-host-reboot  other kernels under hosts whose guests keep their memory"
 	@echo "make test-debian       reboots of a whole Debian from a disk that stays warm"
 	@echo "make bench-checkpoint  measure checkpoint and restore beside stock QEMU"
 	@echo "make bench-store       measure stores: incremental checkpoints, files, Redis, many images"
@@ -27,6 +28,7 @@ help:
 	@echo "make bench-prefetch    measure what a container reads that moves between small machines, with and without its files"
 	@echo "make bench-warmcache   measure what a guest reads first after a reboot, with its cache kept and without"
 	@echo "make bench-warmweb     measure a web server in a guest that reboots, with its cache kept and without"
+	@echo "make bench-host-reboot measure how long guests are away while the host's kernel is replaced, beside a shutdown and a save"
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
@@ -85,7 +87,12 @@ test-kvm: setup guest
 	scripts/kvm-lab.sh run
 
 test-hosts: setup guest
-	scripts/hosts-lab.sh run
+	scripts/hosts-lab.sh run --skip host_reboot::
+
+# Without the kernel that keeps memory by itself the tests that need it are skipped by name.
+test-host-reboot: setup guest
+	scripts/luo-kernel.sh || true
+	scripts/hosts-lab.sh run host_reboot::
 
 test-debian: setup guest
 	scripts/debian-guest.sh run
@@ -154,6 +161,12 @@ bench-warmweb: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit
 	@mkdir -p $(BENCH_OUT)
 	@target/release/dewar-bench-warmweb target/release/dewar $(BENCH_OUT)/warmweb.json .cache/debian-guest $(BENCH_ARGS)
+
+bench-host-reboot: setup guest
+	@scripts/luo-kernel.sh || true
+	@cargo build --release -q -p dewar-cli -p dewar-testkit
+	@mkdir -p $(BENCH_OUT)
+	@scripts/hosts-lab.sh bench target/release/dewar-bench-host-reboot $(BENCH_OUT)/host-reboot.json $(BENCH_ARGS)
 
 bench-qos: setup guest
 	@cargo build --release -q -p dewar-cli -p dewar-testkit

@@ -7,7 +7,7 @@
 # usage: hosts-lab.sh run [TEST]     the tests, or those with TEST in their name; WORDS that their runner takes
 #        hosts-lab.sh bench WORDS    a benchmark that needs them: its program and what it is told
 #        hosts-lab.sh boot HOST      } for the tests, which run inside; HOST is a, b or s, or one that runs guests
-#                                      under KVM (emulated: SVM): k has 1 GiB as persistent memory, and l a kernel that
+#                                      under KVM (emulated: SVM): k has 2 GiB as persistent memory, and l a kernel that
 #                                      keeps files in memory itself (scripts/luo-kernel.sh)
 #        hosts-lab.sh ssh HOST WORDS }
 set -euo pipefail
@@ -97,8 +97,8 @@ boot() {
     fi
     [ "$host" != s ] || memory=1024
     case $host in
-    k) memory=4096 svm=on,npt=on words=memmap=1G!4G ;;
-    l) memory=4096 svm=on,npt=on words="kho=on liveupdate=on" kernel=.cache/luo-kernel/vmlinuz ;;
+    k) memory=6144 svm=on,npt=on words=memmap=2G!4G ;;
+    l) memory=6144 svm=on,npt=on words="kho=on liveupdate=on" kernel=.cache/luo-kernel/vmlinuz ;;
     esac
     # A guest that is booted already, where the tests made one.
     if [ -e "$lab/run/booted.qcow2" ]; then

@@ -15,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+const GIB: u64 = 1 << 30;
 const DEVICES: &str = "/sys/bus/nd/devices";
 /// The driver of persistent memory that is the kernel's word, or the firmware's, for RAM.
 const LEGACY: &str = "e820";
@@ -44,6 +45,39 @@ pub fn is_dax(path: &Path) -> bool {
 /// Whether new files in a folder will be such.
 pub fn makes_dax(folder: &Path) -> bool {
     mount_of(folder).is_ok_and(|mount| mount.is_some_and(|mount| is_always(&mount)))
+}
+
+/// Where file systems are mounted whose files are memory.
+pub fn mounts() -> Vec<PathBuf> {
+    let mounts = Process::myself().and_then(|it| it.mountinfo());
+    let mounts = mounts.map(|mounts| mounts.0).unwrap_or_default();
+    mounts.into_iter().filter(is_always).map(|mount| mount.mount_point).collect()
+}
+
+/// What to say on this kernel's command line to have half of its largest piece of RAM set aside, in whole GiB, at the
+/// end of that piece.
+pub fn suggestion() -> String {
+    let text = fs::read_to_string("/proc/iomem").unwrap_or_default();
+    largest_ram(&text)
+        .map_or_else(|| "memmap=SIZE!START".to_owned(), |ram| half_of(ram).to_string())
+}
+
+fn largest_ram(iomem: &str) -> Option<Reservation> {
+    let range = |line: &str| {
+        let (range, _) = line.split_once(" : System RAM").filter(|_| !line.starts_with(' '))?;
+        let (start, last) = range.split_once('-')?;
+        let (start, last) =
+            (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+        Some(Reservation { start, bytes: last.checked_sub(start)?.checked_add(1)? })
+    };
+    // What is not root's to see is all zeros.
+    iomem.lines().filter_map(range).filter(|ram| ram.bytes > GIB).max_by_key(|ram| ram.bytes)
+}
+
+fn half_of(ram: Reservation) -> Reservation {
+    let bytes = (ram.bytes / 2 / GIB).max(1) * GIB;
+    let start = (ram.start + ram.bytes - bytes) / GIB * GIB;
+    Reservation { start, bytes }
 }
 
 fn is_always(mount: &MountInfo) -> bool {
@@ -229,6 +263,18 @@ mod tests {
         assert!(region.ends_with("ndbus0/region0"), "{}", region.display());
         assert!(ancestor(sysfs, "ndbus").is_some_and(|it| it.ends_with("ndbus0")));
         assert_eq!(ancestor(sysfs, "nvme"), None);
+    }
+
+    #[test]
+    fn half_of_the_largest_piece_is_suggested() {
+        let iomem = "00001000-0009fbff : System RAM\n00100000-bffdffff : System RAM\n  01000000-01dfffff : Kernel code\n\
+                     100000000-63fffffff : System RAM\n640000000-64fffffff : Reserved\n";
+        let ram = largest_ram(iomem).expect("RAM");
+        assert_eq!(ram, Reservation { start: 4 << 30, bytes: 21 << 30 });
+        let half = half_of(ram);
+        assert_eq!(half.to_string(), "memmap=10G!0x3c0000000");
+        assert!(ram.covers(&half));
+        assert_eq!(largest_ram("00000000-00000000 : System RAM\n"), None);
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn refusals(kernel: &KernelImage, line: &CommandLine) -> Vec<String> {
     let said = WORDS.iter().filter(|(word, by_itself)| {
         let is_on = matches!(line.value(word), Some("on" | "1" | "y"));
         let is_usual = by_itself.is_some_and(|name| kernel.option(name).as_deref() == Some("y"));
-        !is_on && !(is_usual && line.value(word).is_none())
+        !(is_on || is_usual && line.value(word).is_none())
     });
     let said = said.map(|(word, _)| {
         format!(

@@ -20,6 +20,7 @@
 
 mod arrive;
 mod at_once;
+mod bridges;
 mod leave;
 mod live_memory;
 mod note;
@@ -31,6 +32,6 @@ mod watcher;
 pub use arrive::{Arrival, arrive};
 pub use leave::{leave, leave_others};
 pub use note::{KeptGuest, Note, Outcome, Stage, last_outage};
-pub use plan::{Fallback, How, Others, Plan, PlannedGuest, Request, plan};
+pub use plan::{Fallback, How, Others, Plan, PlannedGuest, Request, kept_memory, plan};
 pub use recover::recover;
 pub use watcher::watch;

@@ -5,28 +5,37 @@ use dewar_lifecycle::host_reboot::{Fallback, How, Note, Outcome, Plan};
 use dewar_units::ByteSize;
 use serde_json::{Value, json};
 
+/// A clock that is wrong by more millionths is told of: NTP corrects up to 500, and KVM itself bears 250 (`tsc_tolerance_ppm`).
+const DRIFT_PPM: i64 = 250;
+
 /// How long a part of an outage took, where both ends are known.
 fn between(start: Option<u64>, end: Option<u64>) -> Option<f64> {
     Some(end?.saturating_sub(start?) as f64)
 }
 
-/// The parts of an outage, in milliseconds, by the host's clock: each with its name.
-fn parts(note: &Note) -> Vec<(&'static str, f64)> {
+/// The parts of an outage, in milliseconds, by the host's clock: each with its name, and for programs.
+fn parts(note: &Note) -> Vec<(&'static str, &'static str, f64)> {
     let new_kernel = note.booted_for_ms.map(|ms| ms as f64);
     let reboot = between(note.left_ms, note.arrived_ms);
     let old_kernel = reboot.zip(new_kernel).map(|(all, new)| (all - new).max(0.0));
     let parts = [
-        ("old kernel's end", old_kernel),
-        ("new kernel and init", new_kernel),
-        ("thawing", between(note.arrived_ms, note.back_ms)),
+        ("freezing", "freeze_ms", between(note.stopped_ms, note.left_ms)),
+        ("old kernel's end", "old_kernel_ms", old_kernel),
+        ("new kernel and init", "new_kernel_ms", new_kernel),
+        ("thawing", "thaw_ms", between(note.arrived_ms, note.back_ms)),
     ];
-    parts.into_iter().filter_map(|(name, ms)| Some((name, ms?))).collect()
+    parts.into_iter().filter_map(|(name, key, ms)| Some((name, key, ms?))).collect()
 }
 
 fn parts_json(note: &Note) -> Value {
-    let keys = ["old_kernel_ms", "new_kernel_ms", "thaw_ms"];
-    let all = parts(note).into_iter().zip(keys);
-    all.map(|((_, ms), key)| (key.to_owned(), json!(ms))).collect::<serde_json::Map<_, _>>().into()
+    let all = parts(note).into_iter().map(|(_, key, ms)| (key.to_owned(), json!(ms)));
+    Value::Object(all.collect())
+}
+
+/// The same for people.
+fn parts_text(note: &Note) -> String {
+    let all = parts(note).into_iter().map(|(name, _, ms)| format!("{name} {}", milliseconds(ms)));
+    all.collect::<Vec<_>>().join(", ")
 }
 
 fn how(how: How) -> (&'static str, &'static str) {
@@ -83,13 +92,13 @@ pub fn plan_text(plan: &Plan) -> String {
 }
 
 fn predicted(last: Option<&Note>) -> String {
-    let parts = last.map(parts).unwrap_or_default();
-    if parts.is_empty() {
-        return "how long the guests will be away is not known: this host was not rebooted so before\n".to_owned();
+    match last.map(parts_text) {
+        Some(parts) if !parts.is_empty() => format!("the last time it took: {parts}\n"),
+        _ => {
+            "how long the guests will be away is not known: this host was not rebooted so before\n"
+                .to_owned()
+        }
     }
-    let all: Vec<String> =
-        parts.iter().map(|(name, ms)| format!("{name} {}", milliseconds(*ms))).collect();
-    format!("the last time it took: {}\n", all.join(", "))
 }
 
 pub fn note_json(note: &Note) -> Value {
@@ -104,7 +113,7 @@ pub fn note_json(note: &Note) -> Value {
         None => json!({"name": it.name, "state": "unknown"}),
     });
     json!({"rebooted": true, "version": note.kernel, "guests": guests.collect::<Vec<_>>(),
-        "parts": parts_json(note)})
+        "parts": parts_json(note), "tsc_faster_ppm": note.tsc_faster_ppm})
 }
 
 pub fn note_text(note: &Note) -> String {
@@ -121,7 +130,11 @@ pub fn note_text(note: &Note) -> String {
         };
         vec![it.name.clone(), outcome]
     });
-    let parts: Vec<String> =
-        parts(note).iter().map(|(name, ms)| format!("{name} {}", milliseconds(*ms))).collect();
-    format!("{}{}", table(&["guest", ""], rows.collect()), parts.join(", "))
+    let drift = note.tsc_faster_ppm.filter(|ppm| ppm.abs() > DRIFT_PPM).map_or_else(String::new, |ppm| {
+        format!(
+            "\nnote: this kernel found the time stamp counter to count {ppm} millionths faster; where KVM cannot scale it \
+             (tsc_scale in /proc/cpuinfo), the guests' clocks drift by as much"
+        )
+    });
+    format!("{}{}{drift}", table(&["guest", ""], rows.collect()), parts_text(note))
 }

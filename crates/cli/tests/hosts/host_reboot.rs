@@ -1,20 +1,47 @@
 //! Another kernel under a host while guests keep their memory.
 
-use crate::kvm_host::{KEPT, KERNEL, KvmHost};
+use crate::kvm_host::{KEPT, Keeper, KvmHost};
 use dewar_testkit::wait_until;
+use serde_json::Value;
 use std::time::Duration;
 
-fn state<'t>(told: &'t serde_json::Value, guest: &str) -> &'t str {
+fn state<'t>(told: &'t Value, guest: &str) -> &'t str {
     let guests = told["guests"].as_array().expect("guests");
     let found = guests.iter().find(|it| it["name"] == guest).expect("the guest");
     found["state"].as_str().expect("a state")
 }
 
+/// A test for each of the two that keep memory.
+macro_rules! with_both {
+    ($($name:ident: $test:ident),*) => {
+        $(mod $name {
+            use crate::kvm_host::Keeper;
+
+            #[test]
+            fn on_dax() {
+                super::$test(Keeper::Dax);
+            }
+
+            #[test]
+            fn by_the_kernel() {
+                if Keeper::Luo.is_here() {
+                    super::$test(Keeper::Luo);
+                }
+            }
+        })*
+    };
+}
+
+with_both! {
+    guests_keep_their_memory_under_three_kernels: three_kernels,
+    a_command_that_dies_leaves_its_guests_running: dying_command,
+    lost_power_brings_back_the_checkpoints: lost_power
+}
+
 /// Guests that write all the while go on, each page as they left it, under one kernel after another; and checkpoints
 /// that are taken then have it, too.
-#[test]
-fn guests_keep_their_memory_under_three_kernels() {
-    let host = KvmHost::with(&["g1", "g2"]);
+fn three_kernels(keeper: Keeper) {
+    let host = KvmHost::with(keeper, &["g1", "g2"]);
     for time in 1..=3 {
         let told = host.reboot("--fallback none");
         println!("{time}: {told}");
@@ -24,6 +51,8 @@ fn guests_keep_their_memory_under_three_kernels() {
     }
     let said = host.host.run("dewar ps").done().stdout;
     assert!(said.contains("kept across the host's reboot"), "{said}");
+    host.host.run("dewar freeze g2 && dewar thaw g2").done();
+    host.assert_exact("g2", "frozen and thawed");
     for _ in 0..2 {
         host.host.run("dewar checkpoint g1").done();
     }
@@ -37,20 +66,13 @@ fn guests_keep_their_memory_under_three_kernels() {
 /// right again.
 #[test]
 fn altered_memory_is_refused_and_holds_nobody_up() {
-    let host = KvmHost::with(&["g1", "g2"]);
+    let host = KvmHost::with(Keeper::Dax, &["g1", "g2"]);
     let flip = format!(
         "mount -o dax /dev/pmem0 {KEPT}; f=$(ls {KEPT}/*g1@dewar-ram); \
          dd if=$f of=/root/byte bs=1 skip=71000000 count=1; \
          tr '\\000-\\377' '\\001-\\377\\000' < /root/byte | dd of=$f bs=1 seek=71000000 conv=notrunc; sync"
     );
-    host.host.run(&format!("cat > /root/before-thaw <<'END'\n{flip}\nEND")).done();
-    let told = host.reboot("--fallback none");
-    println!("{told}");
-    assert_eq!([state(&told, "g1"), state(&told, "g2")], ["failed", "back"], "{told}");
-    let why = told["guests"][0]["why"].as_str().expect("why");
-    assert!(why.contains("was changed while it was frozen") && why.contains("bytes 0x"), "{why}");
-    assert_eq!(host.states(), ["frozen", "running"]);
-    host.assert_exact("g2", "its neighbour was refused");
+    assert_refused(&host, &flip);
     let right =
         format!("dd if=/root/byte of=$(ls {KEPT}/*g1@dewar-ram) bs=1 seek=71000000 conv=notrunc");
     host.host.run(&right).done();
@@ -58,25 +80,49 @@ fn altered_memory_is_refused_and_holds_nobody_up() {
     host.assert_exact("g1", "its memory is right again");
 }
 
+/// The same where the kernel keeps it, and nothing can alter it in between: the sums are altered.
+#[test]
+fn memory_that_is_refused_stays_where_the_kernel_kept_it() {
+    if !Keeper::Luo.is_here() {
+        return;
+    }
+    let host = KvmHost::with(Keeper::Luo, &["g1", "g2"]);
+    let sums = "/var/lib/dewar/guests/g1/sums.json";
+    assert_refused(&host, &format!("cp {sums} /root/sums; sed -i 's/\"./\"x/9' {sums}"));
+    host.host.run("dewar thaw g1").failed(1, &["was changed while it was frozen"]);
+    host.host.run(&format!("cp /root/sums {sums}; dewar thaw g1")).done();
+    host.assert_exact("g1", "its sums are right again");
+}
+
+/// Has something happen between the kernels, for which the first guest is refused, and the other not.
+fn assert_refused(host: &KvmHost, in_between: &str) {
+    host.host.run(&format!("cat > /root/before-thaw <<'END'\n{in_between}\nEND")).done();
+    let told = host.reboot("--fallback none");
+    println!("{told}");
+    host.host.run("rm /root/before-thaw").done();
+    assert_eq!([state(&told, "g1"), state(&told, "g2")], ["failed", "back"], "{told}");
+    let why = told["guests"][0]["why"].as_str().expect("why");
+    assert!(why.contains("was changed while it was frozen") && why.contains("bytes 0x"), "{why}");
+    assert_eq!(host.states(), ["frozen", "running"]);
+    host.assert_exact("g2", "its neighbour was refused");
+}
+
 /// What would lose a guest is refused before any is touched, all of it at once.
 #[test]
 fn what_would_lose_a_guest_is_refused_before_any_is_touched() {
-    let host = KvmHost::with(&["g1", "other"]);
-    let refused = |words: &str, why: &[&str]| {
-        host.host.run(&format!("dewar host-reboot {words}")).failed(4, why);
-        assert_eq!(host.states(), ["running", "running"], "{words}");
-        assert_eq!(host.host.run("cat /sys/kernel/kexec_loaded").done().stdout.trim(), "0");
-    };
-    let now = format!("--now {KERNEL}");
-    refused(&now, &["'other' cannot be kept", "--others store", "no guest was touched"]);
-    for line in ["quiet", "memmap=512M!4G", "memmap=1G!5G", "memmap=1G$4G"] {
-        let words = format!("{now} --others store --append '{line}'");
-        refused(&words, &["does not set the memory of /mnt/keep aside: add memmap=1G!0x100000000"]);
-    }
-    refused(&format!("{KERNEL} --others store"), &["is not systemd", "--now"]);
+    let host = KvmHost::with(Keeper::Dax, &["g1", "other"]);
+    let refused = |words: &str, why: &[&str]| assert_untouched(&host, words, 4, why);
     let failed = |words: &str, why: &str| {
-        host.host.run(&format!("dewar host-reboot --now --others store {words}")).failed(1, &[why]);
+        assert_untouched(&host, &format!("--now --others store {words}"), 1, &[why]);
     };
+    let kernel = host.keeper.kernel();
+    let now = format!("--now {kernel}");
+    refused(&now, &["'other' cannot be kept", "--others store", "no guest was touched"]);
+    for line in ["quiet", "memmap=1G!4G", "memmap=2G!5G", "memmap=2G$4G"] {
+        let words = format!("{now} --others store --append '{line}'");
+        refused(&words, &["does not set the memory of /mnt/keep aside: add memmap=2G!0x100000000"]);
+    }
+    refused(&format!("{kernel} --others store"), &["is not systemd", "--now"]);
     failed("--kernel /lab/initrd", "is no Linux kernel");
     failed("--kernel /lab/none", "/lab/none");
     failed("--kernel /lab/vmlinuz --initrd /lab/none", "/lab/none");
@@ -91,59 +137,80 @@ fn what_would_lose_a_guest_is_refused_before_any_is_touched() {
     host.assert_all_exact("one was in the store");
 }
 
+/// A kernel that would lose what this one hands over.
+#[test]
+fn a_kernel_that_is_not_told_to_take_memory_over_is_refused() {
+    if !Keeper::Luo.is_here() {
+        return;
+    }
+    let host = KvmHost::with(Keeper::Luo, &["g1"]);
+    let now = format!("--now {}", host.keeper.kernel());
+    let refused = |words: &str, why: &str| assert_untouched(&host, words, 4, &[why]);
+    refused(&format!("{now} --append 'liveupdate=on'"), "does not say kho=on");
+    refused(
+        &format!("{now} --append 'kho=on liveupdate=on liveupdate=off'"),
+        "does not say liveupdate=on",
+    );
+    host.assert_all_exact("all was refused");
+}
+
+fn assert_untouched(host: &KvmHost, words: &str, code: i32, why: &[&str]) {
+    host.host.run(&format!("dewar host-reboot {words}")).failed(code, why);
+    assert!(host.states().iter().all(|state| state == "running"), "{words}");
+    assert_eq!(host.host.run("cat /sys/kernel/kexec_loaded").done().stdout.trim(), "0");
+}
+
 /// A command that is killed before the new kernel starts leaves all guests running: its watcher lets them go on, or,
 /// where that was killed too, the next command does.
-#[test]
-fn a_command_that_dies_leaves_its_guests_running() {
-    let host = KvmHost::with(&["g1", "g2"]);
-    for step in ["loaded", "noted", "freezing", "kept", "on record", "frozen", "leaving"] {
-        host.die_at(step);
-        wait_until(&format!("they run after '{step}'"), Duration::from_secs(20), || {
+fn dying_command(keeper: Keeper) {
+    let host = KvmHost::with(keeper, &["g1", "g2"]);
+    let all_run = |after: &str| {
+        wait_until(&format!("they run after '{after}'"), Duration::from_secs(20), || {
             host.states() == ["running", "running"]
         });
-        host.assert_all_exact(step);
+        host.assert_all_exact(after);
+    };
+    for step in
+        ["loaded", "noted", "preserved", "freezing", "kept", "on record", "frozen", "leaving"]
+    {
+        host.die_at(step);
+        all_run(step);
     }
-    host.host.make_dewar_that_stands_at("leaving");
-    let line = format!("/root/held host-reboot --now {KERNEL} --fallback none");
-    let child = host.host.start(&line);
-    host.host.wait_until_it_stands("leaving", "host-reboot --now");
+    if keeper == Keeper::Luo {
+        // The watcher alone had their memory. Where both die it is lost, as the manual says.
+        return;
+    }
+    let child = host.stand_at_the_end("--fallback none");
+    // The shell must not find itself.
     host.host.run("pkill -KILL -f __host-reboot-[w]atcher; pkill -KILL -f 'host-reboot[ ]--now'");
     drop(child.wait_with_output());
-    wait_until("they run", Duration::from_secs(20), || host.states() == ["running", "running"]);
-    host.assert_all_exact("both died");
+    all_run("both died");
 }
 
 /// Where the power goes in between, guests go on from the checkpoint that was taken for this; one of which none was taken
 /// is told lost.
-#[test]
-fn lost_power_brings_back_the_checkpoints() {
-    let mut host = KvmHost::with(&["g1"]);
+fn lost_power(keeper: Keeper) {
+    let mut host = KvmHost::with(keeper, &["g1"]);
     // From its first checkpoint on there is a default store.
     host.host.run("dewar checkpoint g1; sync").done();
-    host.host.make_dewar_that_stands_at("leaving");
-    let child = host.host.start(&format!("/root/held host-reboot --now {KERNEL}"));
-    host.host.wait_until_it_stands("leaving", "host-reboot --now");
-    host.host.lose_power();
-    drop(child.wait_with_output());
-    host.host.boot();
-    let told = host.wait_until_it_is_back();
-    println!("{told}");
+    let lose_power = |host: &KvmHost, words: &str| {
+        let child = host.stand_at_the_end(words);
+        host.host.lose_power();
+        drop(child.wait_with_output());
+        host.host.boot();
+        let told = host.wait_until_it_is_back();
+        println!("{told}");
+        told
+    };
+    let told = lose_power(&host, "");
     assert_eq!(state(&told, "g1"), "restored", "{told}");
     host.assert_exact("g1", "its checkpoint");
     host.make_memory();
     host.start_guest("g2");
-    let child = host
-        .host
-        .start(&format!("/root/held host-reboot --now {KERNEL} --others stop --fallback none"));
-    host.host.wait_until_it_stands("leaving", "host-reboot --now");
-    host.host.lose_power();
-    drop(child.wait_with_output());
-    host.host.boot();
-    let told = host.wait_until_it_is_back();
+    let told = lose_power(&host, "--others stop --fallback none");
     assert_eq!(state(&told, "g2"), "failed", "{told}");
-    assert!(
-        told["guests"][0]["why"].as_str().is_some_and(|why| why.contains("its memory is lost")),
-        "{told}"
-    );
+    let guests = told["guests"].as_array().expect("guests");
+    let why = guests.iter().find(|it| it["name"] == "g2").and_then(|it| it["why"].as_str());
+    assert!(why.is_some_and(|why| why.contains("its memory is lost")), "{told}");
     host.make_memory();
 }

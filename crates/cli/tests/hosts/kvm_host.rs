@@ -1,42 +1,84 @@
-//! A host that runs guests under KVM, with memory that a kexec leaves as it is.
+//! Hosts that run guests under KVM, with memory that a kexec leaves as it is.
 
 use dewar_testkit::{Console, LabHost, Ran, wait_until};
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-static HOST: LabHost = LabHost::new("k");
+static DAX_HOST: LabHost = LabHost::new("k");
+static LUO_HOST: LabHost = LabHost::new("l");
 static IN_USE: Mutex<()> = Mutex::new(());
 
-/// Where the guests' memory is that is kept.
+/// Where the guests' memory is that is kept by a file system.
 pub(crate) const KEPT: &str = "/mnt/keep";
-/// The new kernel: the lab's own.
-pub(crate) const KERNEL: &str = "--kernel /lab/vmlinuz --initrd /lab/initrd";
+
+/// What keeps the guests' memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    /// RAM that the kernel's command line sets aside, and a file system on it.
+    Dax,
+    /// The kernel.
+    Luo,
+}
+
+impl Keeper {
+    fn host(self) -> &'static LabHost {
+        match self {
+            Self::Dax => &DAX_HOST,
+            Self::Luo => &LUO_HOST,
+        }
+    }
+
+    /// The new kernel: the one that runs.
+    pub(crate) fn kernel(self) -> &'static str {
+        match self {
+            Self::Dax => "--kernel /lab/vmlinuz --initrd /lab/initrd",
+            Self::Luo => "--kernel /lab/vmlinuz-luo --initrd /lab/initrd",
+        }
+    }
+
+    /// Whether it can be tried here; where not, says so.
+    pub(crate) fn is_here(self) -> bool {
+        let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/luo-kernel/vmlinuz");
+        let is_here = self == Self::Dax || kernel.exists();
+        if !is_here {
+            println!(
+                "SKIPPED with {self:?}: {} is missing (scripts/luo-kernel.sh makes it)",
+                kernel.display()
+            );
+        }
+        is_here
+    }
+}
 
 /// The host, and guests on it that write and check what they wrote.
 pub(crate) struct KvmHost {
     pub host: &'static LabHost,
+    pub keeper: Keeper,
     guests: Vec<String>,
     _only: MutexGuard<'static, ()>,
 }
 
 impl KvmHost {
     /// With guests of these names; their memory is kept, or of those that begin with "other" not.
-    pub(crate) fn with(names: &[&str]) -> Self {
+    pub(crate) fn with(keeper: Keeper, names: &[&str]) -> Self {
         let only = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        if !HOST.is_up() {
-            HOST.boot();
+        if !keeper.host().is_up() {
+            keeper.host().boot();
         }
-        let host = Self { host: &HOST, guests: Vec::new(), _only: only };
+        let mut host = Self { host: keeper.host(), keeper, guests: Vec::new(), _only: only };
         host.make_memory();
-        let mut host = host;
         names.iter().for_each(|name| host.start_guest(name));
         host
     }
 
     /// Makes the file system that a host without power has lost.
     pub(crate) fn make_memory(&self) {
+        if self.keeper == Keeper::Luo {
+            return;
+        }
         let make = format!(
             "mountpoint -q {KEPT} || {{ mkfs.ext4 -q -b 4096 -F /dev/pmem0 && mkdir -p {KEPT} && \
              mount -o dax /dev/pmem0 {KEPT}; }}"
@@ -45,7 +87,8 @@ impl KvmHost {
     }
 
     pub(crate) fn start_guest(&mut self, name: &str) {
-        let folder = if name.starts_with("other") { "" } else { "--memory-dir /mnt/keep" };
+        let is_on_dax = self.keeper == Keeper::Dax && !name.starts_with("other");
+        let folder = if is_on_dax { "--memory-dir /mnt/keep" } else { "" };
         let line = format!(
             "dewar run {name} {folder} -- qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m 128M -display none \
              -nodefaults -vga none -kernel /lab/guest/vmlinux -initrd /lab/guest/initrd \
@@ -100,7 +143,7 @@ impl KvmHost {
     /// Has the host begin to reboot.
     pub(crate) fn begin_reboot(&self, words: &str) {
         self.host.run("rm -f /var/log/dewar-thaw.*").done();
-        let line = format!("dewar host-reboot --now {KERNEL} {words}");
+        let line = format!("dewar host-reboot --now {} {words}", self.keeper.kernel());
         let ran = self.host.run(&line);
         assert_eq!(ran.code, 255, "its connection ends with its kernel: {ran:?}");
     }
@@ -119,10 +162,20 @@ impl KvmHost {
         }
     }
 
+    /// Has a command stand just before the new kernel starts.
+    pub(crate) fn stand_at_the_end(&self, words: &str) -> Child {
+        self.host.make_dewar_that_stands_at("leaving");
+        let line = format!("/root/held host-reboot --now {} {words}", self.keeper.kernel());
+        let child = self.host.start(&line);
+        self.host.wait_until_it_stands("leaving", "host-reboot --now");
+        child
+    }
+
     /// A command that ends itself at a step.
     pub(crate) fn die_at(&self, step: &str) -> Ran {
+        let kernel = self.keeper.kernel();
         let line = format!(
-            "DEWAR_TEST_SIGNAL='{step}:kill' dewar host-reboot --now {KERNEL} --fallback none"
+            "DEWAR_TEST_SIGNAL='{step}:kill' dewar host-reboot --now {kernel} --fallback none"
         );
         self.host.run(&line)
     }

@@ -1,6 +1,7 @@
 //! The new kernel runs: guests are thawed.
 
 use super::at_once::at_once;
+use super::bridges::join_bridges;
 use super::live_memory::{Retrieved, keep_unthawed};
 use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
@@ -11,6 +12,7 @@ use crate::host::Host;
 use crate::ram_dir::ram_dir;
 use crate::reporter::Reporter;
 use crate::thaw::{ThawOptions, is_frozen, thaw_in_place};
+use dewar_kernel::guest_tsc_khz;
 use dewar_registry::{GuestRecord, Kept};
 use std::fs::{self, File};
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub enum Arrival {
     /// The host was not rebooted: the guests that had been frozen for it go on; what of that failed.
     NotRebooted(Vec<Failure>),
     /// It was.
-    Rebooted(Note),
+    Rebooted(Box<Note>),
 }
 
 /// Lets the guests go on that were kept.
@@ -66,6 +68,7 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
         kept.outcome = Some(outcome);
     }
     note.back_ms = Some(now_ms());
+    note.tsc_faster_ppm = note.tsc_khz.zip(guest_tsc_khz().ok()).map(|(old, new)| faster(old, new));
     note.stage = Stage::Back;
     note.save(host)?;
     for name in &note.others {
@@ -74,7 +77,7 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
             reporter.warn(&format!("'{name}': {}", failure.whole()));
         }
     }
-    Ok(Arrival::Rebooted(note))
+    Ok(Arrival::Rebooted(Box::new(note)))
 }
 
 /// Where the guests' memory is now.
@@ -136,7 +139,11 @@ fn thaw(
     let record = guest.record.clone();
     let options = ThawOptions { force: false, keep_clock: false };
     match thaw_in_place(guest, &frozen, options, reporter) {
-        Ok(_) => Ok(Outcome::Back { outage_ms: since(frozen.stopped_ms) }),
+        Ok(_) => {
+            let outage_ms = since(frozen.stopped_ms);
+            join_bridges(&kept.taps).iter().for_each(|why| reporter.warn(why));
+            Ok(Outcome::Back { outage_ms })
+        }
         Err(failure) => {
             if !files.is_empty() {
                 keep_unthawed(host, &record)?;
@@ -144,6 +151,11 @@ fn thaw(
             Err(failure)
         }
     }
+}
+
+/// By how many millionths a counter is faster than it was.
+fn faster(old: u32, new: u32) -> i64 {
+    (i64::from(new) - i64::from(old)) * 1_000_000 / i64::from(old.max(1))
 }
 
 /// What of a frozen guest is not there.

@@ -1,6 +1,7 @@
 //! The old kernel is left: guests are frozen, and the new kernel starts.
 
 use super::at_once::{Gate, at_once};
+use super::bridges::bridged_taps;
 use super::live_memory::{self, OpenRam};
 use super::note::{KeptGuest, Note, Stage};
 use super::own_command::own_command;
@@ -14,6 +15,7 @@ use crate::freeze::{Place, freeze_when};
 use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_hostreboot::kexec;
+use dewar_kernel::guest_tsc_khz;
 use dewar_registry::{GuestLock, Phase, ProcessId};
 use std::process::Command;
 use std::time::Duration;
@@ -76,6 +78,9 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         mounts: plan.mounts.clone(),
         guests,
         others: others.iter().map(|name| (*name).to_owned()).collect(),
+        tsc_khz: guest_tsc_khz().ok(),
+        tsc_faster_ppm: None,
+        stopped_ms: None,
         left_ms: None,
         arrived_ms: None,
         booted_for_ms: None,
@@ -131,8 +136,9 @@ fn take_fallbacks(
                 told["checkpoint"].as_str().map(str::to_owned)
             }
         };
+        let taps = bridged_taps(host.registry.guest(name)?.record()?.process.pid);
         let tokens = Vec::new();
-        Ok(KeptGuest { name: name.to_owned(), tokens, fallback, outcome: None })
+        Ok(KeptGuest { name: name.to_owned(), tokens, taps, fallback, outcome: None })
     };
     plan.names(How::Kept).map(kept).collect()
 }
@@ -148,6 +154,7 @@ fn freeze_and_go(
     reporter.reached("frozen");
     // Nobody lets one go on, or starts another, whose kernel is about to end.
     let _locks = lock_all(host, note)?;
+    note.stopped_ms = first_stop(host, note)?;
     reporter.stage("writing to disk");
     rustix::fs::sync();
     note.stage = Stage::Leaving;
@@ -193,6 +200,16 @@ fn freeze_all(
     first.map_or(Ok(()), |(name, failure)| {
         Err(Failure::new(Code::Failed, format!("'{name}': {}", failure.whole())))
     })
+}
+
+/// When the first of the guests was stopped.
+fn first_stop(host: &Host, note: &Note) -> Result<Option<u64>, Failure> {
+    let stop = |kept: &KeptGuest| -> Result<Option<u64>, Failure> {
+        let record = host.registry.guest(&kept.name)?.record()?;
+        Ok(record.frozen.and_then(|frozen| frozen.stopped_ms))
+    };
+    let stops: Vec<Option<u64>> = note.guests.iter().map(stop).collect::<Result<_, _>>()?;
+    Ok(stops.into_iter().flatten().min())
 }
 
 /// The locks of all guests; each that was to be frozen is.

@@ -1,5 +1,6 @@
 //! What is on disk of a reboot of the host.
 
+use super::bridges::BridgedTap;
 use crate::clock::now_ms;
 use crate::failure::Failure;
 use crate::host::Host;
@@ -40,6 +41,15 @@ pub struct Note {
     /// Guests that are frozen into the default store, and are to go on.
     #[serde(default)]
     pub others: Vec<String>,
+    /// How many thousand times a second the time stamp counter of a guest counted.
+    #[serde(default)]
+    pub tsc_khz: Option<u32>,
+    /// By how many millionths the new kernel found it to count faster.
+    #[serde(default)]
+    pub tsc_faster_ppm: Option<i64>,
+    /// When the first guest was stopped, in milliseconds since 1970.
+    #[serde(default)]
+    pub stopped_ms: Option<u64>,
     /// When the old kernel was left, in milliseconds since 1970.
     #[serde(default)]
     pub left_ms: Option<u64>,
@@ -62,6 +72,9 @@ pub struct KeptGuest {
     /// Its RAM files, where the kernel itself keeps them, in the order of its record, and each one's token.
     #[serde(default)]
     pub tokens: Vec<u64>,
+    /// Its taps that were in bridges.
+    #[serde(default)]
+    pub taps: Vec<BridgedTap>,
     /// The checkpoint that was taken of it, for the case that its memory is lost.
     #[serde(default)]
     pub fallback: Option<String>,

@@ -6,7 +6,9 @@ use crate::failure::{Code, Failure};
 use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_guest_qemu::freeze::{check, check_place};
-use dewar_hostreboot::{CommandLine, DaxMount, HostRebootError, KernelImage, kexec, live_update};
+use dewar_hostreboot::{
+    CommandLine, DaxMount, HostRebootError, KernelImage, dax, kexec, live_update,
+};
 use dewar_registry::{GuestRecord, Kept, RamFile};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -238,18 +240,18 @@ impl Plan {
         }
         let kept = kept_by(&record.ram);
         if !record.process.is_alive() {
-            match record.frozen.as_ref().map(|frozen| &frozen.kept) {
-                Some(Kept::InPlace { .. }) => match kept {
-                    Ok((Keeper::Dax, mounts)) => {
-                        self.guests.push(planned(How::StaysFrozen, Keeper::Dax));
-                        self.add_mounts(mounts);
-                    }
-                    _ => self.refusals.push(format!(
-                        "'{name}' is frozen, and its memory would be lost: thaw it first, or freeze it --to-store"
-                    )),
-                },
-                // What is in a store, or has ended, is none of ours.
-                _ => {}
+            // What is in a store, or has ended, is none of ours.
+            let frozen = record.frozen.as_ref().map(|frozen| &frozen.kept);
+            if !matches!(frozen, Some(Kept::InPlace { .. })) {
+                return;
+            }
+            if let Ok((Keeper::Dax, mounts)) = kept {
+                self.guests.push(planned(How::StaysFrozen, Keeper::Dax));
+                self.add_mounts(mounts);
+            } else {
+                self.refusals.push(format!(
+                    "'{name}' is frozen, and its memory would be lost: thaw it first, or freeze it --to-store"
+                ));
             }
             return;
         }
@@ -307,6 +309,24 @@ impl Plan {
             }
         }
     }
+}
+
+/// What of this host's memory could be kept when its kernel is replaced.
+///
+/// # Errors
+/// What to add, with the very words.
+pub fn kept_memory() -> Result<String, String> {
+    kexec::check().map_err(|error| error.to_string())?;
+    if let Some(mount) = dax::mounts().first() {
+        return Ok(format!("what lies in {} ('dewar run --memory-dir')", mount.display()));
+    }
+    live_update::check_running().map(|()| "all, by the kernel".to_owned()).map_err(|_| {
+        let words = dax::suggestion();
+        format!(
+            "none: {words} on the kernel's command line, then 'mkfs.ext4 -b 4096 /dev/pmem0' and 'mount -o dax \
+             /dev/pmem0 DIR'; or Linux 6.19 with kho=on liveupdate=on"
+        )
+    })
 }
 
 /// What keeps memory, and the file systems that it lies on; or why nothing does.

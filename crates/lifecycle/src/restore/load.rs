@@ -13,6 +13,7 @@ use dewar_guest_qemu::cmdline::{PlannedRegion, require_sockets};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files};
 use dewar_guest_qemu::start_from_state::{Revival, ReviveError, SavedDisk, plan_revival};
 use dewar_guest_qemu::{Committed, Incoming, QmpError, RunState};
+use dewar_hostreboot::dax::makes_dax;
 use dewar_image::{ImageReader, Store};
 use dewar_registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_units::PAGE_BYTES;
@@ -86,7 +87,8 @@ pub fn load(
     require_sockets(&revival.plan.line, &revival.machine.folder).map_err(ReviveError::from)?;
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);
-    if options.eager {
+    // Where memory is the file system itself, the kernel serves no page that is missing.
+    if options.eager || makes_dax(ram_dir) {
         reporter.stage("reading memory");
         let dead = DeadRam::new(image, dead)?;
         reused = Some(fill_files(image, open_all(&revival.regions)?, &dead, reporter.observer())?);

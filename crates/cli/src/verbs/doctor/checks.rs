@@ -10,6 +10,7 @@ use dewar_guest_qemu::launch::without_ours;
 use dewar_kernel::{
     Reservation, Task, deadline_limit, is_tracking_supported, open_userfaultfd_device,
 };
+use dewar_lifecycle::host_reboot;
 use dewar_lifecycle::ram_dir;
 use dewar_lifecycle::{Code, Failure};
 use std::path::Path;
@@ -36,6 +37,7 @@ pub fn look(context: &Context) -> Vec<Finding> {
         ),
         optional("SCHED_DEADLINE", "qos by deadlines", deadlines()),
         optional("room in memory", "RAM files", room(context, ram_dir::ram_dir_now())),
+        optional("memory over a kexec", "host-reboot", host_reboot::kept_memory()),
         optional("huge pages", "guests' full speed", ram_dir::huge_pages()),
     ]
 }
