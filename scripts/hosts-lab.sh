@@ -96,9 +96,13 @@ boot() {
         qemu-img create -q -f qcow2 -b "$lab/host.img" -F raw "$lab/run/$host.qcow2"
     fi
     [ "$host" != s ] || memory=1024
+    if [ "$host" = k ] || [ "$host" = l ]; then
+        if [ ! -x "$lab/tsc-khz" ]; then gcc -O1 -o "$lab/tsc-khz" scripts/host-reboot/tsc-khz.c; fi
+        words="tsc_early_khz=$("$lab/tsc-khz") "
+    fi
     case $host in
-    k) memory=6144 svm=on,npt=on words=memmap=2G!4G ;;
-    l) memory=6144 svm=on,npt=on words="kho=on liveupdate=on" kernel=.cache/luo-kernel/vmlinuz ;;
+    k) memory=6144 svm=on,npt=on words+=memmap=2G!4G ;;
+    l) memory=6144 svm=on,npt=on words+="kho=on liveupdate=on" kernel=.cache/luo-kernel/vmlinuz ;;
     esac
     # A guest that is booted already, where the tests made one.
     if [ -e "$lab/run/booted.qcow2" ]; then

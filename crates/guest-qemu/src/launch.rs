@@ -4,7 +4,7 @@ use crate::cmdline::{PlannedRegion, RunPlan};
 use crate::qmp::{Qmp, QmpError};
 use crate::ram_room::RamRoom;
 use dewar_kernel::{KernelError, Pid, ProcessHandle, detach, in_network, inherit};
-use dewar_registry::ProcessId;
+use dewar_registry::{ProcessId, remove_ram_file};
 use dewar_units::ByteSize;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -136,7 +136,7 @@ fn file_error(operation: &'static str, path: &Path, cause: std::io::Error) -> La
 /// Removes files, as far as they can be.
 pub fn remove_files(paths: &[PathBuf]) {
     for path in paths {
-        let _ = fs::remove_file(path);
+        let _ = remove_ram_file(path);
     }
 }
 

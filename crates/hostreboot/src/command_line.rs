@@ -73,7 +73,10 @@ impl CommandLine {
     /// The RAM that it sets aside as persistent memory. What the kernel would not understand is left out, as
     /// the kernel does.
     pub fn reservations(&self) -> Vec<Reservation> {
-        let values = words(&self.0).filter_map(|word| word.strip_prefix("memmap="));
+        let values = words(&self.0).filter_map(|word| {
+            // The kernel takes the quotes away, around the word or around its value.
+            Some(word.trim_matches('"').strip_prefix("memmap=")?.trim_matches('"'))
+        });
         values.flat_map(|value| value.split(',')).filter_map(reservation).collect()
     }
 
@@ -151,6 +154,7 @@ mod tests {
         assert_eq!(line.value("kho"), Some("on"), "the last one holds");
         assert_eq!(line.value("a"), Some("\"b  c\""));
         assert_eq!(CommandLine::new("x=\"memmap=1G!4G no\"").reservations(), []);
+        assert_eq!(of("memmap=\"1G!4G\"").len() + of("\"memmap=1G!4G\"").len(), 2);
         assert_eq!(line.value("b"), None);
     }
 

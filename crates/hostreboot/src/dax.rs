@@ -7,6 +7,7 @@
 
 use crate::{CommandLine, HostRebootError, Reservation};
 use procfs::process::{MountInfo, Process};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
@@ -37,14 +38,18 @@ pub struct DaxMount {
     pub by_command_line: bool,
 }
 
+/// Why a file system is not mounted.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct MountError {
+    what: String,
+    /// Whether what was on it is lost: the memory was used for something else, or has lost its power.
+    pub is_lost: bool,
+}
+
 /// Whether a file's pages are those of the memory itself.
 pub fn is_dax(path: &Path) -> bool {
     fs::File::open(path).is_ok_and(|file| dewar_kernel::is_dax(&file).unwrap_or(false))
-}
-
-/// Whether new files in a folder will be such.
-pub fn makes_dax(folder: &Path) -> bool {
-    mount_of(folder).is_ok_and(|mount| mount.is_some_and(|mount| is_always(&mount)))
 }
 
 /// Where file systems are mounted whose files are memory.
@@ -93,10 +98,12 @@ impl DaxMount {
     /// # Errors
     /// Where the kernel does not tell of its mounts or of the memory.
     pub fn of(file: &Path) -> Result<Option<Self>, HostRebootError> {
-        let failed = HostRebootError::file("look at the file system of", file);
-        let Some(found) = mount_of(file).map_err(failed)?.filter(|_| is_dax(file)) else {
+        // A file without a name, to which the path is a link, is in no mount.
+        if !is_dax(file) {
             return Ok(None);
-        };
+        }
+        let failed = HostRebootError::file("look at the file system of", file);
+        let Some(found) = mount_of(file).map_err(failed)? else { return Ok(None) };
         let sysfs = Path::new("/sys/dev/block").join(&found.majmin);
         let sysfs = sysfs.canonicalize().map_err(HostRebootError::file("look at", &sysfs))?;
         let failed = HostRebootError::file("look for the memory of", &sysfs);
@@ -113,7 +120,8 @@ impl DaxMount {
             point: found.mount_point,
             file_system: found.fs_type,
             memory,
-            by_command_line: is_legacy && said.reservations().iter().any(|it| it.covers(&memory)),
+            // Where neither is seen to say so, the next one must say it, too.
+            by_command_line: is_legacy && (says(&said, memory) || !is_firmwares(memory)),
         }))
     }
 
@@ -142,17 +150,29 @@ impl DaxMount {
     /// Mounts it again, after the kernel was replaced.
     ///
     /// # Errors
-    /// Where the memory is no persistent memory any more, or no file system is there: its content is lost.
-    pub fn mount_again(&self) -> Result<(), HostRebootError> {
+    /// Where it cannot be; the error says whether its content is lost.
+    pub fn mount_again(&self) -> Result<(), MountError> {
         if self.is_mounted() {
             return Ok(());
         }
-        let device = self.find_device().map_err(HostRebootError::file("find", &self.device))?;
-        fs::create_dir_all(&self.point).map_err(HostRebootError::file("create", &self.point))?;
+        let failed = |what: String, is_lost: bool| MountError { what, is_lost };
+        let named = |what: &str, path: &Path, error: &dyn std::fmt::Display| {
+            format!("{what} {}: {error}", path.display())
+        };
+        let device = self.find_device().map_err(|error| {
+            // A kernel that was not told to set the memory aside has used it.
+            let line = CommandLine::present();
+            let is_lost = line.is_ok_and(|line| self.check(&line).is_err());
+            failed(named("find", &self.device, &error), is_lost)
+        })?;
+        fs::create_dir_all(&self.point)
+            .map_err(|error| failed(named("create", &self.point, &error), false))?;
         let options = CString::from(c"dax");
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        mount(&device, &self.point, self.file_system.as_str(), flags, options.as_c_str())
-            .map_err(|error| HostRebootError::file("mount", &device)(error.into()))
+        mount(&device, &self.point, self.file_system.as_str(), flags, options.as_c_str()).map_err(
+            // EINVAL: there is no file system of this type (mount(2)).
+            |error| failed(named("mount", &device, &error), error == Errno::INVAL),
+        )
     }
 
     /// The device that this memory has now: devices are numbered as they are found.
@@ -176,6 +196,25 @@ impl DaxMount {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+fn says(line: &CommandLine, memory: Reservation) -> bool {
+    line.reservations().iter().any(|it| it.covers(&memory))
+}
+
+/// Whether the firmware itself says that this memory is persistent (Documentation/ABI/testing/sysfs-firmware-memmap).
+fn is_firmwares(memory: Reservation) -> bool {
+    let entries = fs::read_dir("/sys/firmware/memmap").into_iter().flatten().flatten();
+    let covers = |folder: PathBuf| -> Option<bool> {
+        let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let number =
+            |name: &str| u64::from_str_radix(text(name)?.trim().trim_start_matches("0x"), 16).ok();
+        let (start, last) = (number("start")?, number("end")?);
+        let bytes = last.checked_sub(start)?.checked_add(1)?;
+        let is_persistent = text("type")?.to_lowercase().contains("persistent");
+        Some(is_persistent && Reservation { start, bytes }.covers(&memory))
+    };
+    entries.map(|entry| entry.path()).filter_map(covers).any(|it| it)
 }
 
 /// The disks that are this memory.
@@ -291,7 +330,6 @@ mod tests {
     fn ordinary_files_are_on_no_memory() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         assert!(!is_dax(file.path()));
-        assert!(!makes_dax(file.path().parent().expect("a folder")));
         assert_eq!(DaxMount::of(file.path()).expect("a file system"), None);
     }
 }

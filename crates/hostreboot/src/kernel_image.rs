@@ -11,6 +11,13 @@ const MAGIC: &[u8] = b"HdrS";
 /// Where the pointer to the version's text is, which counts from 0x200.
 const VERSION_POINTER_AT: usize = 0x20e;
 const VERSION_BASE: usize = 0x200;
+/// Where the size of the real-mode code is, in sectors less one, and of all that follows it, in units of 16 bytes.
+const SETUP_SECTORS_AT: usize = 0x1f1;
+const SYSTEM_SIZE_AT: usize = 0x1f4;
+const SECTOR_BYTES: u64 = 512;
+const SYSTEM_UNIT: u64 = 16;
+/// What the first of the two means where it is 0.
+const OLD_SETUP_SECTORS: u64 = 4;
 /// As much of the file as can have both.
 const HEAD_BYTES: u64 = 64 << 10;
 
@@ -27,15 +34,21 @@ impl KernelImage {
     /// Looks into a file.
     ///
     /// # Errors
-    /// Where it cannot be read, or is no kernel.
+    /// Where it cannot be read, is no kernel, or was cut off: the kernel that runs would load that, and not come back.
     pub fn open(path: &Path) -> Result<Self, HostRebootError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let mut head = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head))
-            .map_err(HostRebootError::file("read", &path))?;
+        let read = |head: &mut Vec<u8>| {
+            let file = File::open(&path)?;
+            let bytes = file.metadata()?.len();
+            file.take(HEAD_BYTES).read_to_end(head).map(|_| bytes)
+        };
+        let bytes = read(&mut head).map_err(HostRebootError::file("read", &path))?;
         let no_kernel = |why| HostRebootError::NoKernel { path: path.clone(), why };
         let version = version(&head).map_err(no_kernel)?;
+        if bytes < least_bytes(&head) {
+            return Err(no_kernel("it is shorter than its header says"));
+        }
         Ok(Self { path, version })
     }
 
@@ -62,6 +75,17 @@ impl KernelImage {
     }
 }
 
+/// How long a file with this header is at least.
+fn least_bytes(head: &[u8]) -> u64 {
+    let sectors = match u64::from(head[SETUP_SECTORS_AT]) {
+        0 => OLD_SETUP_SECTORS,
+        sectors => sectors,
+    };
+    let size = &head[SYSTEM_SIZE_AT..SYSTEM_SIZE_AT + 4];
+    let size = u32::from_le_bytes([size[0], size[1], size[2], size[3]]);
+    (sectors + 1) * SECTOR_BYTES + u64::from(size) * SYSTEM_UNIT
+}
+
 fn version(head: &[u8]) -> Result<String, &'static str> {
     if head.get(MAGIC_AT..MAGIC_AT + MAGIC.len()) != Some(MAGIC) {
         return Err("it has no header of a bzImage");
@@ -83,6 +107,7 @@ mod tests {
 
     fn kernel(version: &[u8]) -> Vec<u8> {
         let mut head = vec![0; 0x400];
+        head[SETUP_SECTORS_AT] = 1;
         head[MAGIC_AT..MAGIC_AT + 4].copy_from_slice(MAGIC);
         head[VERSION_POINTER_AT..VERSION_POINTER_AT + 2].copy_from_slice(&0x100u16.to_le_bytes());
         head[0x300..0x300 + version.len()].copy_from_slice(version);
@@ -99,7 +124,11 @@ mod tests {
     fn what_is_no_kernel_is_told() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("vmlinuz");
-        for bytes in [&b""[..], &[0; 0x400], &kernel(b"")[..], &kernel(b"6.1")[..0x210]] {
+        let mut cut_off = kernel(b"6.1");
+        cut_off[SYSTEM_SIZE_AT] = 1;
+        let others =
+            [&b""[..], &[0; 0x400], &kernel(b"")[..], &kernel(b"6.1")[..0x210], &cut_off[..]];
+        for bytes in others {
             std::fs::write(&path, bytes).expect("a file");
             let error = KernelImage::open(&path).expect_err("no kernel").to_string();
             assert!(error.contains("no Linux kernel"), "{error}");

@@ -33,11 +33,6 @@ pub fn needs_signature() -> bool {
         .is_ok_and(|text| text.contains("[integrity]") || text.contains("[confidentiality]"))
 }
 
-/// Whether a kernel is loaded.
-pub fn is_loaded() -> bool {
-    fs::read_to_string(LOADED).is_ok_and(|text| text.trim() == "1")
-}
-
 /// Loads a kernel; one that was loaded before is replaced.
 ///
 /// # Errors

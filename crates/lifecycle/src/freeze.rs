@@ -6,7 +6,7 @@ use crate::clock::now_ms;
 use crate::failure::{Code, Failure, GONE};
 use crate::frozen_state::sums_of;
 use crate::guardian::Guardian;
-use crate::held_ram;
+use crate::held_ram::{self, GivenNames};
 use crate::reporter::Reporter;
 use crate::tracking::{Tracking, written_before};
 use dewar_guest::{Guest, Health};
@@ -17,7 +17,8 @@ use dewar_guest_qemu::freeze::{
 use dewar_image::{Location, Store};
 use dewar_memory::sum;
 use dewar_registry::{
-    Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, STATE_FILE, SUMS_FILE,
+    Forward, Frozen, GuestFolder, GuestRecord, Kept, KeptDisk, Phase, RamFile, STATE_FILE,
+    SUMS_FILE,
 };
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -31,8 +32,9 @@ pub enum Place {
     InPlace {
         /// Whether checksums are kept.
         checksums: bool,
-        /// Whether the state of its devices goes into its folder, since what is beside its RAM will be lost.
-        state_on_disk: bool,
+        /// The process that has its RAM files open, which are to have no name from now on ([`held_ram`]). The state of its
+        /// devices goes into its folder then, since what is beside its RAM will be lost.
+        holder: Option<i32>,
     },
     /// As a checkpoint; its RAM is freed.
     InStore(Location),
@@ -144,7 +146,10 @@ fn keep_in_place(
     reporter: &dyn Reporter,
 ) -> Result<Frozen, Failure> {
     let checksums = matches!(place, Place::InPlace { checksums: true, .. });
-    let state_on_disk = matches!(place, Place::InPlace { state_on_disk: true, .. });
+    let holder = match place {
+        Place::InPlace { holder, .. } => *holder,
+        Place::InStore(_) => None,
+    };
     let was_running = guest.health() == Health::Running;
     let tracking = Tracking::load(folder, guest.record())?;
     if let Some(tracking) = &tracking {
@@ -158,18 +163,25 @@ fn keep_in_place(
         written_before(guest.process(), &guest.ram(), tracking).ok().flatten()
     });
     let ram = &checked.ram;
-    held_ram::give_names(checked)?;
-    let state = match state_on_disk {
-        true => folder.file(STATE_FILE),
-        false => state_file(folder, ram),
+    let named = match holder {
+        Some(holder) => hold(ram, holder).map(|()| GivenNames::default())?,
+        None => held_ram::give_names(checked)?,
     };
-    write_private(&state, &bytes).map_err(|error| {
-        Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))
-    })?;
-    if checksums {
-        reporter.stage("summing up memory");
-        folder.write(SUMS_FILE, &sums_of(ram)?)?;
-    }
+    let state = match holder {
+        Some(_) => folder.file(STATE_FILE),
+        None => state_file(folder, ram),
+    };
+    let written = || -> Result<(), Failure> {
+        write_private(&state, &bytes).map_err(|error| {
+            Failure::new(Code::Failed, format!("cannot write {}: {error}", state.display()))
+        })?;
+        if checksums {
+            reporter.stage("summing up memory");
+            folder.write(SUMS_FILE, &sums_of(ram)?)?;
+        }
+        Ok(())
+    };
+    written().inspect_err(|_| named.take_back())?;
     if let Some((tracking, before)) = tracking.zip(before) {
         let _ = tracking.continued(tracking.process, 0, &before).save(folder);
     }
@@ -184,6 +196,16 @@ fn keep_in_place(
     };
     let machine = found.machine.clone();
     Ok(Frozen { was_running, machine, forwards: ports(guest), stopped_ms, kept })
+}
+
+/// Has the process that holds RAM files be the one that their paths lead to.
+fn hold(ram: &[RamFile], holder: i32) -> Result<(), Failure> {
+    let link = |file: &RamFile| {
+        held_ram::link_to(&file.path, holder).map_err(|error| {
+            Failure::new(Code::Failed, format!("cannot link {}: {error}", file.path.display()))
+        })
+    };
+    ram.iter().try_for_each(link)
 }
 
 /// Takes a checkpoint after which the guest does not go on.

@@ -30,8 +30,8 @@ mod recover;
 mod watcher;
 
 pub use arrive::{Arrival, arrive};
-pub use leave::{leave, leave_others};
-pub use note::{KeptGuest, Note, Outcome, Stage, last_outage};
+pub use leave::leave;
+pub use note::{KeptGuest, Note, Outcome, Stage, since_reboot};
 pub use plan::{Fallback, How, Others, Plan, PlannedGuest, Request, kept_memory, plan};
 pub use recover::recover;
 pub use watcher::watch;

@@ -1,8 +1,9 @@
 //! `upgrade`: another QEMU under a guest that runs.
 
 use crate::attached_guest::AttachedGuest;
-use crate::failure::{Failure, GONE};
+use crate::failure::{Code, Failure, GONE};
 use crate::guardian::Guardian;
+use crate::held_ram::is_link;
 use crate::reporter::Reporter;
 use crate::tracking::{self, Tracking, written_before};
 use dewar_guest::{Guest, Health};
@@ -22,6 +23,14 @@ pub fn upgrade(
     reporter: &dyn Reporter,
 ) -> Result<Moved, Failure> {
     let AttachedGuest { guest, folder, lock } = attached;
+    if guest.record().ram.iter().any(|file| is_link(&file.path)) {
+        let name = folder.name();
+        let what =
+            format!("the memory of '{name}' has no name since the host's kernel was replaced");
+        return Err(Failure::new(Code::Unsupported, what)
+            .state("the guest was not touched")
+            .advice(format!("'dewar freeze {name}' and 'dewar thaw {name}' give it one")));
+    }
     let tracking = Tracking::load(folder, guest.record())?;
     let guardian = Guardian::start(root, folder.name(), None, Some(guest.qmp()), lock)?;
     reporter.stage("starting the new QEMU");

@@ -18,6 +18,9 @@ pub enum RegistryError {
     /// Another command works on the guest.
     #[error("another dewar command is working on guest '{0}'")]
     Locked(String),
+    /// Another command does the same.
+    #[error("another dewar command is at work on {0}")]
+    Busy(String),
     /// A file could not be read or written.
     #[error("cannot {operation} {}: {cause}", path.display())]
     Io {

@@ -3,15 +3,15 @@
 use crate::error::{RegistryError, io_error};
 use crate::frozen::{STATE_FILE, SUMS_FILE, THAWING_FILE};
 use crate::json_file;
+use crate::ram_file::remove_ram_file;
 use crate::record::{GuestRecord, RamFile};
-use dewar_kernel::is_dax;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,23 +47,6 @@ impl AsFd for GuestLock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-}
-
-/// Bytes that are cleared at once.
-const PIECE: usize = 2 << 20;
-
-/// Clears a file whose pages are persistent memory. There they outlive the file, and the kernel.
-fn wipe_dax(path: &Path) -> io::Result<()> {
-    let Ok(file) = OpenOptions::new().write(true).open(path) else { return Ok(()) };
-    if !is_dax(&file).unwrap_or(false) {
-        return Ok(());
-    }
-    let (bytes, zeros) = (file.metadata()?.len(), vec![0; PIECE]);
-    for at in (0..bytes).step_by(PIECE) {
-        let count = (bytes - at).min(PIECE as u64) as usize;
-        file.write_all_at(&zeros[..count], at)?;
-    }
-    Ok(())
 }
 
 impl GuestFolder {
@@ -104,7 +87,7 @@ impl GuestFolder {
                 let path = entry.path();
                 let removed = match path.is_dir() {
                     true => fs::remove_dir_all(&path),
-                    false => fs::remove_file(&path),
+                    false => remove_ram_file(&path).map(drop),
                 };
                 removed.map_err(io_error("remove", &path))?;
             }
@@ -231,14 +214,7 @@ impl GuestFolder {
         let mut unnamed = Vec::new();
         self.remove_kept(&record.ram);
         for path in &record.owned_ram {
-            wipe_dax(path).map_err(io_error("clear", path))?;
-            unnamed.extend(File::open(path));
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error("remove", path)(error));
-                }
-                _ => {}
-            }
+            unnamed.extend(remove_ram_file(path).map_err(io_error("remove", path))?);
         }
         Ok(unnamed)
     }

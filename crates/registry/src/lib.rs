@@ -17,9 +17,11 @@ mod disks;
 mod error;
 mod folder;
 mod frozen;
+mod host_lock;
 mod json_file;
 mod migrations;
 mod process;
+mod ram_file;
 mod record;
 mod registry;
 
@@ -28,7 +30,9 @@ pub use folder::{GuestFolder, GuestLock};
 pub use frozen::{
     Forward, Frozen, Kept, KeptDisk, NetworkBackend, STATE_FILE, SUMS_FILE, THAWING_FILE,
 };
+pub use host_lock::HostLock;
 pub use migrations::Migrations;
 pub use process::ProcessId;
+pub use ram_file::remove_ram_file;
 pub use record::{ContainerRecord, Descriptors, Engine, GuestRecord, Origin, Phase, RamFile};
 pub use registry::{RAM_PREFIX, Registry};

@@ -2,12 +2,14 @@
 
 use crate::error::{RegistryError, io_error};
 use crate::folder::GuestFolder;
+use crate::host_lock::{self, HostLock};
 use crate::json_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// How the names of all RAM files begin that are Dewar's.
@@ -60,6 +62,16 @@ impl Registry {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// The right to do what concerns all guests at once; the root is made where it is missing.
+    ///
+    /// # Errors
+    /// [`RegistryError::Busy`] where another command has it.
+    pub fn lock_host(&self) -> Result<HostLock, RegistryError> {
+        let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
+        make.map_err(io_error("create", &self.root))?;
+        host_lock::lock(&self.root)
     }
 
     /// Reads a file that is the host's, and no one guest's; `None` where there is none.

@@ -103,10 +103,10 @@ fn predicted(last: Option<&Note>) -> String {
 
 pub fn note_json(note: &Note) -> Value {
     let guests = note.guests.iter().map(|it| match &it.outcome {
-        Some(Outcome::Back { outage_ms }) => {
+        Some(Outcome::Back { outage_ms, .. }) => {
             json!({"name": it.name, "state": "back", "outage_ms": outage_ms})
         }
-        Some(Outcome::Restored { lost }) => {
+        Some(Outcome::Restored { lost, .. }) => {
             json!({"name": it.name, "state": "restored", "checkpoint": it.fallback, "lost": lost})
         }
         Some(Outcome::Failed { why }) => json!({"name": it.name, "state": "failed", "why": why}),
@@ -119,10 +119,10 @@ pub fn note_json(note: &Note) -> Value {
 pub fn note_text(note: &Note) -> String {
     let rows = note.guests.iter().map(|it| {
         let outcome = match &it.outcome {
-            Some(Outcome::Back { outage_ms }) => {
+            Some(Outcome::Back { outage_ms, .. }) => {
                 format!("goes on after {}", milliseconds(*outage_ms as f64))
             }
-            Some(Outcome::Restored { lost }) => {
+            Some(Outcome::Restored { lost, .. }) => {
                 format!("goes on from its checkpoint, as its memory was lost: {lost}")
             }
             Some(Outcome::Failed { why }) => why.clone(),

@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let progress = Progress::new("looking at the guest");
     let attached = AttachedGuest::lock(context, name, args.wait, &progress)?;
     let place = match args.to_store.as_deref() {
-        None => Place::InPlace { checksums: !args.no_checksum, state_on_disk: false },
+        None => Place::InPlace { checksums: !args.no_checksum, holder: None },
         Some(url) => {
             Place::InStore(context.store_location(Some(url).filter(|url| !url.is_empty()))?)
         }

@@ -13,9 +13,11 @@ pub fn run(context: &Context, args: &HostRebootArgs) -> Result<(), Failure> {
         return thaw(context);
     }
     let progress = Progress::new("looking at the guests");
-    // Guests that a dead one of us froze are to go on first.
-    if let Some(failure) = recover(context, &progress)?.into_iter().next() {
-        return Err(failure);
+    if !args.dry_run {
+        // Guests that a dead one of us froze are to go on first.
+        if let Some(failure) = recover(context, &progress)?.into_iter().next() {
+            return Err(failure);
+        }
     }
     let request = Request {
         kernel: args.kernel.clone(),

@@ -3,16 +3,23 @@ use crate::output::table;
 use crate::progress::Progress;
 use crate::render::guest::{described, lazy, state, why_ended};
 use dewar_lifecycle::container_process::memory_bytes;
-use dewar_lifecycle::host_reboot::{self, Note, last_outage};
+use dewar_lifecycle::host_reboot::{self, Note, since_reboot};
 use dewar_lifecycle::{Failure, Recovered, trouble};
-use dewar_units::{ByteSize, format_duration};
+use dewar_units::ByteSize;
 use serde_json::json;
 
 pub fn run(context: &Context) -> Result<(), Failure> {
-    let kept_failures = host_reboot::recover(context, &Progress::new("looking at the guests"))?;
+    let recovered = host_reboot::recover(context, &Progress::new("looking at the guests"));
     let Recovered { mut failures, busy } = context.recover_all()?;
-    failures.extend(kept_failures);
-    let rebooted = Note::load(context)?;
+    let note = recovered.and_then(|more| {
+        failures.extend(more);
+        Note::load(context)
+    });
+    // A note that cannot be read is no reason to say nothing of the guests.
+    let note = note.unwrap_or_else(|failure| {
+        failures.push(failure);
+        None
+    });
     let mut guests = Vec::new();
     let mut rows = Vec::new();
     for name in context.registry.names()? {
@@ -27,7 +34,8 @@ pub fn run(context: &Context) -> Result<(), Failure> {
         let Ok(record) = folder.record() else { continue };
         let state = if is_busy { "busy".to_owned() } else { state(&folder, &record) };
         let trouble = trouble(&folder);
-        let outage = rebooted.as_ref().and_then(|note| last_outage(note, &name));
+        let kept = note.as_ref().and_then(|note| since_reboot(note, &record));
+        let outage = kept.as_ref().and_then(|(_, outage)| *outage);
         let why = why_ended(&folder, &record).filter(|_| state == "ended");
         let bytes = memory_bytes(&record);
         let pid = record.process.is_alive().then_some(record.process.pid);
@@ -45,11 +53,10 @@ pub fn run(context: &Context) -> Result<(), Failure> {
                 Some(_) => format!("{state}, needs attention: 'dewar inspect {}'", record.name),
                 None => match &why {
                     Some(why) => format!("{state}: {why}"),
-                    None => match outage.filter(|_| state == "running") {
-                        Some(outage) => format!(
-                            "{state}; kept across the host's reboot, away for {}",
-                            format_duration(outage)
-                        ),
+                    None => match kept {
+                        Some((kept, _)) => {
+                            format!("{}; {kept}", described(&folder, &record, &state))
+                        }
                         None => described(&folder, &record, &state),
                     },
                 },

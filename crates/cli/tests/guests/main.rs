@@ -22,6 +22,7 @@ mod failures;
 mod faults;
 mod freeze;
 mod gc;
+mod host_reboot;
 mod huge_pages;
 mod incremental;
 mod interference;

@@ -3,6 +3,9 @@
 use crate::kvm_host::{KEPT, Keeper, KvmHost};
 use dewar_testkit::wait_until;
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
 fn state<'t>(told: &'t Value, guest: &str) -> &'t str {
@@ -126,9 +129,12 @@ fn what_would_lose_a_guest_is_refused_before_any_is_touched() {
     failed("--kernel /lab/initrd", "is no Linux kernel");
     failed("--kernel /lab/none", "/lab/none");
     failed("--kernel /lab/vmlinuz --initrd /lab/none", "/lab/none");
-    // One that its header does not tell from a kernel: the running one refuses it.
-    host.host.run("head -c 70000 /lab/vmlinuz > /root/cut").done();
-    failed("--kernel /root/cut", "kexec_file_load");
+    // One that was cut off: the running one would load it.
+    host.host.run("head -c 8000000 /lab/vmlinuz > /root/cut").done();
+    failed("--kernel /root/cut", "shorter than its header says");
+    // One that is broken elsewhere: only the running one sees that.
+    host.host.run("cp /lab/vmlinuz /root/old; printf '\\0\\0' | dd of=/root/old bs=1 seek=518 conv=notrunc").done();
+    failed("--kernel /root/old", "kexec_file_load");
     host.assert_all_exact("all was refused");
     // One that has no memory that could be kept goes through the store.
     let told = host.reboot("--others store --fallback none");
@@ -158,6 +164,39 @@ fn assert_untouched(host: &KvmHost, words: &str, code: i32, why: &[&str]) {
     host.host.run(&format!("dewar host-reboot {words}")).failed(code, why);
     assert!(host.states().iter().all(|state| state == "running"), "{words}");
     assert_eq!(host.host.run("cat /sys/kernel/kexec_loaded").done().stdout.trim(), "0");
+}
+
+/// A guest on a bridge is reached again, by a connection that was open all the while: its tap is made anew, and put into the
+/// bridge that the host has made by then.
+#[test]
+fn a_connection_to_a_guest_on_a_bridge_goes_on() {
+    let mut host = KvmHost::with(Keeper::Dax, &[]);
+    let bridge = "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev eth1; \
+                  ip link set eth1 master br0 up";
+    host.host.run(&format!("{bridge}; echo '{bridge}' > /root/before-thaw")).done();
+    let tap =
+        "-netdev tap,id=n0,ifname=tap0,script=no,downscript=no -device virtio-net-pci,netdev=n0";
+    host.start_guest_with("g1", tap);
+    host.host.run("ip link set tap0 master br0 up").done();
+    let mut way = host.way_to("g1");
+    way.console().ask("net 10.9.1.77/24").expect("an address");
+    way.console().ask("listen").expect("a listener");
+    drop(way);
+    let here = ["addr", "replace", "10.9.1.254/24", "dev", "net1"];
+    assert!(Command::new("ip").args(here).status().expect("ip").success());
+    let mut stream = TcpStream::connect(("10.9.1.77", 7)).expect("the guest");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let mut ask = |word: &[u8; 4]| {
+        stream.write_all(word).expect("write");
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, word);
+    };
+    ask(b"once");
+    let told = host.reboot("--fallback none");
+    assert_eq!(state(&told, "g1"), "back", "{told}");
+    ask(b"more");
+    host.assert_exact("g1", "it was reached");
 }
 
 /// A command that is killed before the new kernel starts leaves all guests running: its watcher lets them go on, or,

@@ -87,13 +87,18 @@ impl KvmHost {
     }
 
     pub(crate) fn start_guest(&mut self, name: &str) {
+        self.start_guest_with(name, "");
+    }
+
+    /// The same with more QEMU arguments.
+    pub(crate) fn start_guest_with(&mut self, name: &str, more: &str) {
         let is_on_dax = self.keeper == Keeper::Dax && !name.starts_with("other");
         let folder = if is_on_dax { "--memory-dir /mnt/keep" } else { "" };
         let line = format!(
             "dewar run {name} {folder} -- qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m 128M -display none \
              -nodefaults -vga none -kernel /lab/guest/vmlinux -initrd /lab/guest/initrd \
              -append console=ttyS0\\ quiet\\ panic=-1\\ mitigations=off\\ audit=0\\ beat_ms=100 \
-             -chardev socket,id=s0,path=/run/{name}.console,server=on,wait=off -serial chardev:s0 -serial null"
+             -chardev socket,id=s0,path=/run/{name}.console,server=on,wait=off -serial chardev:s0 -serial null {more}"
         );
         self.host.run(&line).done();
         self.guests.push(name.to_owned());

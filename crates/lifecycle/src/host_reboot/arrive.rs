@@ -2,19 +2,21 @@
 
 use super::at_once::at_once;
 use super::bridges::join_bridges;
-use super::live_memory::{Retrieved, keep_unthawed};
+use super::live_memory::Retrieved;
 use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
-use super::recover::thaw_kept;
+use super::recover::undo;
 use crate::clock::now_ms;
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::ram_dir::ram_dir;
 use crate::reporter::Reporter;
 use crate::thaw::{ThawOptions, is_frozen, thaw_in_place};
+use dewar_hostreboot::{DaxMount, dax::MountError};
 use dewar_kernel::guest_tsc_khz;
 use dewar_registry::{GuestRecord, Kept};
-use std::fs::{self, File};
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long another command may have a guest.
@@ -37,33 +39,26 @@ pub enum Arrival {
 /// Where what is known of them cannot be read or written.
 pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> {
     let arrived_ms = now_ms();
+    if Note::load(host)?.is_none_or(|note| note.stage == Stage::Back) {
+        return Ok(Arrival::Nothing);
+    }
+    let _lock = host.registry.lock_host()?;
+    // Another command may have dealt with it meanwhile.
     let Some(mut note) = Note::load(host)?.filter(|note| note.stage != Stage::Back) else {
         return Ok(Arrival::Nothing);
     };
     if note.command.is_of_this_boot() {
-        if note.command.is_alive() {
-            return Ok(Arrival::Nothing);
-        }
-        let failures = thaw_kept(host, &note, reporter);
-        Note::remove(host)?;
-        return Ok(Arrival::NotRebooted(failures));
+        return Ok(Arrival::NotRebooted(undo(host, &note, reporter)?));
     }
     note.arrived_ms = Some(arrived_ms);
     note.booted_for_ms = uptime_ms();
     reporter.stage("looking for the guests' memory");
-    let mounted: Result<(), _> = note.mounts.iter().try_for_each(|mount| mount.mount_again());
-    let memory = Memory {
-        unmounted: mounted.err().map(|error| error.to_string()),
-        retrieved: retrieve(host, &note).map_err(|failure| failure.what().to_owned()),
-    };
+    let memory = Memory::find(host, &note);
     reporter.stage("thawing");
     let outcomes = at_once(&note.guests, |kept| {
         thaw(host, kept, &memory, reporter)
             .unwrap_or_else(|failure| Outcome::Failed { why: failure.whole() })
     });
-    if let Ok(Some(retrieved)) = &memory.retrieved {
-        retrieved.finish();
-    }
     for (kept, outcome) in note.guests.iter_mut().zip(outcomes) {
         kept.outcome = Some(outcome);
     }
@@ -71,6 +66,13 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
     note.tsc_faster_ppm = note.tsc_khz.zip(guest_tsc_khz().ok()).map(|(old, new)| faster(old, new));
     note.stage = Stage::Back;
     note.save(host)?;
+    if let Ok(Some(retrieved)) = memory.retrieved {
+        let is_frozen = |kept: &KeptGuest| matches!(kept.outcome, Some(Outcome::Failed { .. }));
+        // It has the memory of one that does not run, as long as that does not.
+        if !note.guests.iter().any(is_frozen) {
+            retrieved.dismiss();
+        }
+    }
     for name in &note.others {
         reporter.stage(&format!("thawing {name}"));
         if let Err(failure) = own_command(host, ["thaw", name]) {
@@ -82,35 +84,48 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
 
 /// Where the guests' memory is now.
 struct Memory {
-    /// Why a file system of it is not mounted.
-    unmounted: Option<String>,
+    /// The file systems that it lies on, and whether each is there.
+    mounts: Vec<(PathBuf, Result<(), MountError>)>,
     /// What the kernel kept, or why it did not.
-    retrieved: Result<Option<Retrieved>, String>,
-}
-
-fn retrieve(host: &Host, note: &Note) -> Result<Option<Retrieved>, Failure> {
-    let retrieved = Retrieved::of(host, note)?;
-    if retrieved.is_some() {
-        // The folder of the links, with the file system that is usual there.
-        ram_dir(None);
-    }
-    Ok(retrieved)
+    retrieved: Result<Option<Retrieved>, Failure>,
 }
 
 impl Memory {
-    /// The files without a name of a guest's memory; or that it is lost, and why.
-    fn of(&self, record: &GuestRecord, kept: &KeptGuest) -> Result<Vec<File>, String> {
-        if kept.tokens.is_empty() {
-            return self.unmounted.clone().map_or(Ok(Vec::new()), Err);
+    fn find(host: &Host, note: &Note) -> Self {
+        let mount = |it: &DaxMount| (it.point.clone(), it.mount_again());
+        let mounts = note.mounts.iter().map(mount).collect();
+        if note.guests.iter().any(|kept| !kept.tokens.is_empty()) {
+            // The folder of the links, with the file system that is usual there.
+            ram_dir(None);
         }
-        match &self.retrieved {
-            Ok(Some(retrieved)) => {
-                retrieved.memory_of(record, kept).map_err(|failure| failure.what().to_owned())
-            }
-            Ok(None) => Err("the kernel kept nothing".to_owned()),
-            Err(why) => Err(why.clone()),
+        Self { mounts, retrieved: Retrieved::of(host, note) }
+    }
+
+    /// Whether a guest's memory is there.
+    fn of(&self, record: &GuestRecord, kept: &KeptGuest) -> Found {
+        let Some(missing) = missing(record) else { return Found::There };
+        if !kept.tokens.is_empty() {
+            return match &self.retrieved {
+                Ok(_) => Found::Lost(missing),
+                Err(failure) => Found::Lost(failure.what().to_owned()),
+            };
+        }
+        let is_its = |point: &PathBuf| record.ram.iter().any(|file| file.path.starts_with(point));
+        let mount = self.mounts.iter().find(|(point, _)| is_its(point));
+        match mount.map(|(_, mounted)| mounted) {
+            Some(Err(error)) if error.is_lost => Found::Lost(error.to_string()),
+            Some(Err(error)) => Found::NotYet(error.to_string()),
+            _ => Found::Lost(missing),
         }
     }
+}
+
+/// Whether a guest's memory is there.
+enum Found {
+    There,
+    /// It may come.
+    NotYet(String),
+    Lost(String),
 }
 
 fn thaw(
@@ -127,30 +142,23 @@ fn thaw(
         };
         return Ok(Outcome::Failed { why: why.to_owned() });
     };
-    let there = memory.of(&guest.record, kept);
-    let there = there.and_then(|files| missing(&guest.record).map_or(Ok(files), Err));
-    let files = match there {
-        Ok(files) => files,
-        Err(lost) => {
+    match memory.of(&guest.record, kept) {
+        Found::There => {}
+        Found::NotYet(why) => {
+            let again =
+                format!("{why}; when that is mounted, 'dewar thaw {}' lets it go on", kept.name);
+            return Ok(Outcome::Failed { why: again });
+        }
+        Found::Lost(lost) => {
             drop(guest);
             return fall_back(host, kept, lost);
         }
-    };
-    let record = guest.record.clone();
-    let options = ThawOptions { force: false, keep_clock: false };
-    match thaw_in_place(guest, &frozen, options, reporter) {
-        Ok(_) => {
-            let outage_ms = since(frozen.stopped_ms);
-            join_bridges(&kept.taps).iter().for_each(|why| reporter.warn(why));
-            Ok(Outcome::Back { outage_ms })
-        }
-        Err(failure) => {
-            if !files.is_empty() {
-                keep_unthawed(host, &record)?;
-            }
-            Err(failure)
-        }
     }
+    let options = ThawOptions { force: false, keep_clock: false };
+    let thawed = thaw_in_place(guest, &frozen, options, reporter)?;
+    let outage_ms = since(frozen.stopped_ms);
+    join_bridges(&kept.taps).iter().for_each(|why| reporter.warn(why));
+    Ok(Outcome::Back { outage_ms, process: thawed.record.process })
 }
 
 /// By how many millionths a counter is faster than it was.
@@ -172,15 +180,20 @@ fn missing(record: &GuestRecord) -> Option<String> {
 
 /// A guest whose memory is lost goes on from the checkpoint that was taken for this case.
 fn fall_back(host: &Host, kept: &KeptGuest, lost: String) -> Result<Outcome, Failure> {
+    let name = &kept.name;
     let Some(image) = &kept.fallback else {
         let why = format!(
-            "its memory is lost: {lost}; 'dewar restore {} --replace' brings back its newest checkpoint",
-            kept.name
+            "its memory is lost: {lost}; 'dewar restore {name} --replace' brings back its newest checkpoint"
         );
         return Ok(Outcome::Failed { why });
     };
-    own_command(host, ["restore", image, "--as", &kept.name, "--replace"])?;
-    Ok(Outcome::Restored { lost })
+    let restored = own_command(host, ["restore", image, "--as", name, "--replace"]);
+    if let Err(failure) = restored {
+        let what = format!("its memory is lost: {lost}; {}", failure.whole());
+        return Ok(Outcome::Failed { why: what });
+    }
+    let process = host.registry.guest(name)?.record()?.process;
+    Ok(Outcome::Restored { lost, process })
 }
 
 /// How long the kernel has run.

@@ -46,10 +46,12 @@ impl Gate {
         !state.has_failed
     }
 
-    /// One of them will not come.
-    pub fn fail(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).has_failed = true;
+    /// One of them will not come; says whether it is the first.
+    pub fn fail(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let had_failed = std::mem::replace(&mut state.has_failed, true);
         self.changed.notify_all();
+        !had_failed
     }
 }
 
@@ -69,10 +71,7 @@ mod tests {
         assert_eq!(at_once(&[0, 1, 2], |_| gate.wait()), [true; 3]);
         let gate = Gate::new(3);
         let came = at_once(&[0, 1, 2], |it| match it {
-            0 => {
-                gate.fail();
-                false
-            }
+            0 => !gate.fail(),
             _ => gate.wait(),
         });
         assert_eq!(came, [false; 3]);

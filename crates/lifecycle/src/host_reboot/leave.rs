@@ -6,7 +6,7 @@ use super::live_memory::{self, OpenRam};
 use super::note::{KeptGuest, Note, Stage};
 use super::own_command::own_command;
 use super::plan::{Fallback, How, Plan};
-use super::recover::thaw_kept;
+use super::recover::undo;
 use super::watcher::Watcher;
 use crate::attached_guest::AttachedGuest;
 use crate::clock::now_ms;
@@ -16,7 +16,10 @@ use crate::host::Host;
 use crate::reporter::Reporter;
 use dewar_hostreboot::kexec;
 use dewar_kernel::guest_tsc_khz;
-use dewar_registry::{GuestLock, Phase, ProcessId};
+use dewar_registry::{GuestLock, GuestRecord, Kept, Phase, ProcessId};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -25,33 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The tag of checkpoints that are taken for the case of a loss.
 const TAG: &str = "host-reboot";
 
-/// Saves or ends the guests whose memory is not kept; those that are kept run meanwhile.
-///
-/// # Errors
-/// Where one is not; those that were frozen before it go on.
-pub fn leave_others(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Failure> {
-    for name in plan.names(How::Stop) {
-        reporter.stage(&format!("shutting {name} down"));
-        own_command(host, ["stop", name])?;
-    }
-    let names: Vec<&str> = plan.names(How::Store).collect();
-    for (at, name) in names.iter().enumerate() {
-        reporter.stage(&format!("saving {name}"));
-        if let Err(failure) = own_command(host, ["freeze", name, "--to-store"]) {
-            thaw_others(host, &names[..at]);
-            return Err(failure);
-        }
-    }
-    Ok(())
-}
-
-fn thaw_others(host: &Host, names: &[&str]) {
-    for name in names {
-        // What does not go on stays in the store, and 'dewar ps' tells of it.
-        let _ = own_command(host, ["thaw", name]);
-    }
-}
-
 /// Does what was planned. It returns where the init system goes on with it, or where it failed; with `now` only
 /// where it failed.
 ///
@@ -59,25 +35,59 @@ fn thaw_others(host: &Host, names: &[&str]) {
 /// What failed; all guests run on, or the failure says which does not.
 pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Failure> {
     plan.require()?;
+    // Held until the new kernel starts.
+    let _lock = host.registry.lock_host()?;
     reporter.stage("loading the new kernel");
     kexec::load(&plan.kernel, plan.initrd.as_deref(), &plan.line)?;
     reporter.reached("loaded");
-    let unload = |_: &Failure| drop(kexec::unload());
-    let mut guests = take_fallbacks(host, plan, reporter).inspect_err(unload)?;
-    let files = live_memory::open(host, &mut guests, |name| plan.is_kept_by_kernel(name));
-    let files = files.inspect_err(unload)?;
-    leave_others(host, plan, reporter).inspect_err(unload)?;
-    let others: Vec<&str> = plan.names(How::Store).collect();
+    let prepared = (|| -> Result<_, Failure> {
+        let mut guests = take_fallbacks(host, plan, reporter)?;
+        let files = live_memory::open(host, &mut guests, |name| plan.is_kept_by_kernel(name))?;
+        let note = note(plan, guests);
+        let open: Vec<&File> = files.iter().map(OpenRam::file).collect();
+        note.save(host)?;
+        let watcher = Watcher::start(host, &open).inspect_err(|_| drop(Note::remove(host)))?;
+        Ok((files, note, watcher))
+    })();
+    let (files, mut note, watcher) = prepared.inspect_err(|_| drop(kexec::unload()))?;
+    reporter.reached("noted");
+    let gone = leave_others(host, plan, reporter).and_then(|()| {
+        let _preserved = live_memory::preserve(host, &files, &watcher)?;
+        reporter.reached("preserved");
+        freeze_and_go(host, plan, &mut note, &watcher, reporter)
+    });
+    let Err(failure) = gone else {
+        // The init system ends all processes; what is frozen stays so.
+        watcher.dismiss();
+        return Ok(());
+    };
+    match undo(host, &note, reporter)?.into_iter().next() {
+        None => {
+            watcher.dismiss();
+            let stopped: Vec<&str> = plan.names(How::Stop).collect();
+            Err(failure.state(match stopped.is_empty() {
+                true => "the host was not rebooted; all guests run on".to_owned(),
+                false => format!(
+                    "the host was not rebooted; {} was shut down, all others run on",
+                    stopped.join(", ")
+                ),
+            }))
+        }
+        // The watcher has the memory of one that does not go on, and tries again.
+        Some(worse) => Err(worse.attention()),
+    }
+}
+
+fn note(plan: &Plan, guests: Vec<KeptGuest>) -> Note {
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let command = ProcessId::of(own).unwrap_or(ProcessId { pid: own, started: 0, boot: 0 });
-    let mut note = Note {
-        command,
+    Note {
+        command: ProcessId::of(own).unwrap_or(ProcessId { pid: own, started: 0, boot: 0 }),
         stage: Stage::Freezing,
         by_init: !plan.now,
         kernel: plan.kernel.version.clone(),
         mounts: plan.mounts.clone(),
         guests,
-        others: others.iter().map(|name| (*name).to_owned()).collect(),
+        others: plan.names(How::Store).map(str::to_owned).collect(),
         tsc_khz: guest_tsc_khz().ok(),
         tsc_faster_ppm: None,
         stopped_ms: None,
@@ -85,39 +95,6 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         arrived_ms: None,
         booted_for_ms: None,
         back_ms: None,
-    };
-    let open: Vec<_> = files.iter().map(OpenRam::file).collect();
-    let begun = note.save(host).and_then(|()| Watcher::start(host, &open));
-    let watcher = begun.inspect_err(|failure| {
-        thaw_others(host, &others);
-        let _ = Note::remove(host);
-        unload(failure);
-    })?;
-    reporter.reached("noted");
-    let preserved = live_memory::preserve(host, &files, &watcher);
-    let gone = preserved.and_then(|_preserved| {
-        reporter.reached("preserved");
-        freeze_and_go(host, plan, &mut note, reporter)
-    });
-    match gone {
-        // The init system ends all processes; what is frozen stays so.
-        Ok(()) => {
-            watcher.dismiss();
-            Ok(())
-        }
-        Err(failure) => {
-            let failures = thaw_kept(host, &note, reporter);
-            live_memory::leave_to_qemu(host, &note);
-            thaw_others(host, &others);
-            let removed = Note::remove(host);
-            unload(&failure);
-            watcher.dismiss();
-            removed?;
-            Err(match failures.into_iter().next() {
-                None => failure.state("the host was not rebooted; all guests run on"),
-                Some(worse) => worse.attention(),
-            })
-        }
     }
 }
 
@@ -143,20 +120,37 @@ fn take_fallbacks(
     plan.names(How::Kept).map(kept).collect()
 }
 
+/// Saves or ends the guests whose memory is not kept; those that are kept run meanwhile.
+fn leave_others(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Failure> {
+    for name in plan.names(How::Stop) {
+        reporter.stage(&format!("shutting {name} down"));
+        own_command(host, ["stop", name])?;
+    }
+    for name in plan.names(How::Store) {
+        reporter.stage(&format!("saving {name}"));
+        own_command(host, ["freeze", name, "--to-store"])?;
+    }
+    Ok(())
+}
+
 fn freeze_and_go(
     host: &Host,
     plan: &Plan,
     note: &mut Note,
+    watcher: &Watcher,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
+    // What other programs have written must not keep the guests waiting.
+    rustix::fs::sync();
     reporter.stage("freezing");
-    freeze_all(host, plan, note, reporter)?;
+    freeze_all(host, plan, note, watcher, reporter)?;
     reporter.reached("frozen");
     // Nobody lets one go on, or starts another, whose kernel is about to end.
-    let _locks = lock_all(host, note)?;
-    note.stopped_ms = first_stop(host, note)?;
+    let (_locks, records) = lock_all(host, note)?;
+    note.stopped_ms =
+        records.iter().filter_map(|it| it.frozen.as_ref().and_then(|it| it.stopped_ms)).min();
     reporter.stage("writing to disk");
-    rustix::fs::sync();
+    write_out(host, &records)?;
     note.stage = Stage::Leaving;
     note.left_ms = Some(now_ms());
     note.save(host)?;
@@ -167,7 +161,10 @@ fn freeze_and_go(
     let failed = |why: String| Failure::new(Code::Failed, format!("systemctl kexec: {why}"));
     let status = Command::new("systemctl").arg("kexec").status();
     match status.map_err(|error| failed(error.to_string()))? {
-        status if status.success() => Ok(()),
+        status if status.success() => {
+            note.stage = Stage::HandedOver;
+            note.save(host)
+        }
         status => Err(failed(status.to_string())),
     }
 }
@@ -177,14 +174,14 @@ fn freeze_all(
     host: &Host,
     plan: &Plan,
     note: &Note,
+    watcher: &Watcher,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
     let gate = Gate::new(note.guests.len());
     let freeze = |kept: &KeptGuest| -> Result<(), Failure> {
         let attached = AttachedGuest::lock(host, &kept.name, PATIENCE, reporter)?;
-        // What is beside memory that the kernel keeps is lost.
-        let state_on_disk = !kept.tokens.is_empty();
-        let place = Place::InPlace { checksums: plan.checksums, state_on_disk };
+        let holder = (!kept.tokens.is_empty()).then(|| watcher.pid());
+        let place = Place::InPlace { checksums: plan.checksums, holder };
         let together = || match gate.wait() {
             true => Ok(()),
             false => Err(Failure::new(Code::Failed, "another guest could not be frozen")),
@@ -192,29 +189,19 @@ fn freeze_all(
         freeze_when(host.registry.root(), attached, place, together, reporter).map(drop)
     };
     let results = at_once(&note.guests, |kept| {
-        freeze(kept).inspect_err(|_| gate.fail()).map_err(|failure| (kept.name.clone(), failure))
+        // The first that fails tells more than those that then were not stopped.
+        freeze(kept).map_err(|failure| (gate.fail(), kept.name.clone(), failure))
     });
     let failures = results.into_iter().filter_map(Result::err);
-    // The one that failed by itself tells more than those that then were not stopped.
-    let first = failures.max_by_key(|(_, failure)| !failure.what().starts_with("another guest"));
-    first.map_or(Ok(()), |(name, failure)| {
+    let first = failures.max_by_key(|(is_first, ..)| *is_first);
+    first.map_or(Ok(()), |(_, name, failure)| {
         Err(Failure::new(Code::Failed, format!("'{name}': {}", failure.whole())))
     })
 }
 
-/// When the first of the guests was stopped.
-fn first_stop(host: &Host, note: &Note) -> Result<Option<u64>, Failure> {
-    let stop = |kept: &KeptGuest| -> Result<Option<u64>, Failure> {
-        let record = host.registry.guest(&kept.name)?.record()?;
-        Ok(record.frozen.and_then(|frozen| frozen.stopped_ms))
-    };
-    let stops: Vec<Option<u64>> = note.guests.iter().map(stop).collect::<Result<_, _>>()?;
-    Ok(stops.into_iter().flatten().min())
-}
-
-/// The locks of all guests; each that was to be frozen is.
-fn lock_all(host: &Host, note: &Note) -> Result<Vec<GuestLock>, Failure> {
-    let mut locks = Vec::new();
+/// The locks of all guests, and the records of those that were to be frozen, which are.
+fn lock_all(host: &Host, note: &Note) -> Result<(Vec<GuestLock>, Vec<GuestRecord>), Failure> {
+    let (mut locks, mut kept) = (Vec::new(), Vec::new());
     for (folder, _) in host.guests()? {
         let lock = folder.lock_within(PATIENCE)?;
         let record = folder.record()?;
@@ -228,6 +215,31 @@ fn lock_all(host: &Host, note: &Note) -> Result<Vec<GuestLock>, Failure> {
             return Err(Failure::new(Code::Failed, what));
         }
         locks.push(lock);
+        kept.extend(is_kept.then_some(record));
     }
-    Ok(locks)
+    Ok((locks, kept))
+}
+
+/// Has on disk what the guests need again: their disks, their memory's file system, what is known of them. Other file
+/// systems are not asked: one on a network that is gone would wait for ever.
+fn write_out(host: &Host, records: &[GuestRecord]) -> Result<(), Failure> {
+    let mut folders = BTreeSet::from([host.registry.root().to_owned()]);
+    for record in records {
+        let Some(Kept::InPlace { disks, .. }) = record.frozen.as_ref().map(|it| &it.kept) else {
+            continue;
+        };
+        let files = disks.iter().map(|disk| &disk.path).chain(record.ram.iter().map(|it| &it.path));
+        folders.extend(files.filter_map(|path| path.parent().map(Path::to_owned)));
+    }
+    let write = |folder: &PathBuf| {
+        let failed = |error: std::io::Error| {
+            Failure::new(
+                Code::Failed,
+                format!("cannot write {} to disk: {error}", folder.display()),
+            )
+        };
+        let opened = File::open(folder).map_err(failed)?;
+        rustix::fs::syncfs(&opened).map_err(|error| failed(error.into()))
+    };
+    folders.iter().try_for_each(write)
 }

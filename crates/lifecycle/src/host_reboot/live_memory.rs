@@ -3,14 +3,13 @@
 use super::note::{KeptGuest, Note};
 use super::watcher::Watcher;
 use crate::failure::{Code, Failure};
-use crate::held_ram::{follow, give_name, link_here, link_to};
+use crate::held_ram::{follow, link_to, link_to_file};
 use crate::host::Host;
 use dewar_kernel::{LiveSession, LiveUpdate};
-use dewar_registry::{GuestRecord, RamFile};
+use dewar_registry::RamFile;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What the kernel keeps while this lives, and a kexec ends it.
 #[derive(Debug)]
@@ -87,60 +86,52 @@ pub fn preserve(
 pub fn leave_to_qemu(host: &Host, note: &Note) {
     for kept in note.guests.iter().filter(|kept| !kept.tokens.is_empty()) {
         let record = host.registry.guest(&kept.name).and_then(|folder| folder.record());
-        if let Ok(record) = record {
-            if record.process.is_alive() {
-                follow(&record);
-            }
+        if let Some(record) = record.ok().filter(|record| record.process.is_alive()) {
+            follow(&record);
         }
     }
 }
 
-/// What the kernel before has kept.
+/// What the kernel before has kept, and the process that has it from now on.
 #[derive(Debug)]
 pub struct Retrieved {
-    session: LiveSession,
-    _device: LiveUpdate,
+    holder: Watcher,
 }
 
 impl Retrieved {
-    /// Asks for it; nothing where no guest needs it.
+    /// Asks for all of it, and has the guests' paths lead to it; nothing where no guest needs any.
+    ///
+    /// # Errors
+    /// Where the kernel has kept nothing for us, or not all of it.
     pub fn of(host: &Host, note: &Note) -> Result<Option<Self>, Failure> {
         if note.guests.iter().all(|kept| kept.tokens.is_empty()) {
             return Ok(None);
         }
         let device = LiveUpdate::open()?;
         let session = device.retrieve(&session_name(host))?;
-        Ok(Some(Self { session, _device: device }))
-    }
-
-    /// The memory of a guest, under its paths as long as what is returned lives.
-    pub fn memory_of(&self, record: &GuestRecord, kept: &KeptGuest) -> Result<Vec<File>, Failure> {
-        let retrieve = |(ram, token): (&RamFile, &u64)| -> Result<File, Failure> {
-            let fd: OwnedFd = self.session.retrieve(*token)?;
-            let file = File::from(fd);
+        let mut files: Vec<(PathBuf, File)> = Vec::new();
+        for kept in &note.guests {
+            let record = host.registry.guest(&kept.name)?.record()?;
+            for (ram, token) in record.ram.iter().zip(&kept.tokens) {
+                files.push((ram.path.clone(), File::from(session.retrieve(*token)?)));
+            }
+        }
+        let open: Vec<&File> = files.iter().map(|(_, file)| file).collect();
+        let holder = Watcher::start(host, &open)?;
+        for (path, file) in &files {
             // Its tmpfs is a new one.
-            if let Some(folder) = ram.path.parent() {
+            if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(failed("create", folder))?;
             }
-            link_here(&ram.path, &file).map_err(failed("link", &ram.path))?;
-            Ok(file)
-        };
-        record.ram.iter().zip(&kept.tokens).map(retrieve).collect()
-    }
-
-    /// Gives up what was not asked for.
-    pub fn finish(&self) {
+            link_to_file(path, holder.pid(), file).map_err(failed("link", path))?;
+        }
         // The session ends with this process in any case.
-        let _ = self.session.finish();
+        let _ = session.finish();
+        Ok(Some(Self { holder }))
     }
-}
 
-/// Gives the memory of a guest that was not thawed a name: this process, which alone has it, is about to end.
-pub fn keep_unthawed(host: &Host, before: &GuestRecord) -> Result<(), Failure> {
-    let record = host.registry.guest(&before.name)?.record()?;
-    // A QEMU that came up after all has it.
-    match record.process.is_alive() {
-        true => Ok(()),
-        false => record.ram.iter().try_for_each(give_name),
+    /// Each guest's QEMU has its memory.
+    pub fn dismiss(self) {
+        self.holder.dismiss();
     }
 }

@@ -5,7 +5,8 @@ use crate::clock::now_ms;
 use crate::failure::Failure;
 use crate::host::Host;
 use dewar_hostreboot::DaxMount;
-use dewar_registry::ProcessId;
+use dewar_registry::{GuestRecord, Phase, ProcessId};
+use dewar_units::format_duration;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub enum Stage {
     Freezing,
     /// All are frozen, and the new kernel is about to start.
     Leaving,
+    /// The init system goes on with it, after it has ended all processes.
+    HandedOver,
     /// It runs, and each guest was thawed, or it is known why not.
     Back,
 }
@@ -91,11 +94,15 @@ pub enum Outcome {
     Back {
         /// From its stop to its start, by the host's clock.
         outage_ms: u64,
+        /// Its QEMU.
+        process: ProcessId,
     },
     /// Its memory was lost, and it goes on from a checkpoint.
     Restored {
         /// Why.
         lost: String,
+        /// Its QEMU.
+        process: ProcessId,
     },
     /// It does not run.
     Failed {
@@ -129,23 +136,29 @@ impl Note {
         Ok(host.registry.remove(FILE)?)
     }
 
-    /// Whether nobody but the init system goes on with it.
-    pub fn is_the_inits(&self) -> bool {
-        self.by_init && self.stage == Stage::Leaving
-    }
-
     /// Whether the kernel that was to be replaced runs still.
     pub fn is_before_reboot(&self) -> bool {
         self.stage != Stage::Back && self.command.is_of_this_boot()
     }
 }
 
-/// How long a guest was away when the host was last rebooted under it, where that was in this boot.
-pub fn last_outage(note: &Note, guest: &str) -> Option<Duration> {
-    let is_of_now = note.stage == Stage::Back && !note.command.is_of_this_boot();
-    let kept = note.guests.iter().find(|it| it.name == guest).filter(|_| is_of_now)?;
-    match kept.outcome {
-        Some(Outcome::Back { outage_ms }) => Some(Duration::from_millis(outage_ms)),
+/// What is to be told of a guest since the host was last rebooted under it; with how long it was away, where it is
+/// as it was then.
+pub fn since_reboot(note: &Note, record: &GuestRecord) -> Option<(String, Option<Duration>)> {
+    let kept = note.guests.iter().find(|it| it.name == record.name)?;
+    match kept.outcome.as_ref()? {
+        Outcome::Back { outage_ms, process } if process.is_same(&record.process) => {
+            let outage = Duration::from_millis(*outage_ms);
+            let away = format_duration(outage);
+            Some((format!("kept across the host's reboot, away for {away}"), Some(outage)))
+        }
+        Outcome::Failed { why } if record.phase == Phase::Frozen => {
+            Some((format!("not back since the host's reboot: {why}"), None))
+        }
+        Outcome::Restored { lost, process } if process.is_same(&record.process) => {
+            let text = format!("from its checkpoint since the host's reboot: {lost}");
+            Some((text, None))
+        }
         _ => None,
     }
 }

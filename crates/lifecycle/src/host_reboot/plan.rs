@@ -207,6 +207,10 @@ impl Plan {
         if let Err(error) = kexec::check() {
             self.refusals.push(error.to_string());
         }
+        if self.last.as_ref().is_some_and(Note::is_before_reboot) {
+            let why = "guests wait already for a reboot that the init system was asked for: 'dewar host-reboot --thaw' lets them go on";
+            self.refusals.push(why.to_owned());
+        }
         if kexec::needs_signature() {
             self.warnings
                 .push("this kernel is locked down, and starts signed kernels alone".to_owned());
@@ -231,7 +235,9 @@ impl Plan {
         let memory_bytes = record.ram.iter().map(|file| file.bytes).sum();
         let planned = |how, keeper| PlannedGuest { name: name.clone(), memory_bytes, how, keeper };
         if record.container.is_some() {
-            if record.process.is_alive() && others != Others::Stop {
+            if record.process.is_alive() && others == Others::Stop {
+                self.guests.push(planned(How::Stop, Keeper::Nobody));
+            } else if record.process.is_alive() {
                 self.refusals.push(format!(
                     "'{name}' is a container, whose memory cannot be kept: checkpoint and stop it, or say --others stop"
                 ));
@@ -344,10 +350,12 @@ fn kept_by(ram: &[RamFile]) -> Result<(Keeper, Vec<DaxMount>), String> {
     let path = |file: &RamFile| file.path.display().to_string();
     match live_update::check_running() {
         Ok(()) if elsewhere.is_none() && on_dax.is_empty() => Ok((Keeper::Kernel, Vec::new())),
-        Ok(()) => Err(format!(
-            "{} is neither on persistent memory (DAX) nor in a tmpfs",
-            elsewhere.map_or_else(String::new, path)
-        )),
+        Ok(()) => Err(match elsewhere {
+            Some(file) => {
+                format!("{} is neither on persistent memory (DAX) nor in a tmpfs", path(file))
+            }
+            None => "it lies partly on persistent memory (DAX), and partly in a tmpfs".to_owned(),
+        }),
         Err(why) => Err(format!("{} is not on persistent memory (DAX), and {why}", path(&ram[0]))),
     }
 }

@@ -1,12 +1,16 @@
-//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on. It has
-//! the memory open that has no name ([`crate::held_ram`]).
+//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on; and in the
+//! new kernel it has the memory of those that do not. It has the memory open that has no name ([`crate::held_ram`]).
+//!
+//! It ends when it is told that all is well, or when its command has ended and no guest's memory is its alone.
 
 use super::note::Note;
 use super::recover::recover;
 use crate::failure::{Code, Failure};
-use crate::helper::{Helper, Parent};
+use crate::held_ram::leads_to;
+use crate::helper::{Helper, HelperError, Parent};
 use crate::host::Host;
 use crate::reporter::Reporter;
+use dewar_registry::GuestRecord;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -16,6 +20,8 @@ use std::time::Duration;
 const ALL_WELL: u8 = b'w';
 const READY_WITHIN: Duration = Duration::from_secs(10);
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How often it looks whether it is needed.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// The watcher, as the command sees it.
 #[derive(Debug)]
@@ -27,7 +33,7 @@ impl Watcher {
     /// # Errors
     /// Where it does not start.
     pub fn start(host: &Host, files: &[&File]) -> Result<Self, Failure> {
-        let start = || -> Result<Helper, crate::helper::HelperError> {
+        let start = || -> Result<Helper, HelperError> {
             let count = files.len().to_string();
             let mut helper = Helper::start(host.registry.root(), "__host-reboot-watcher", [count])?;
             files.iter().try_for_each(|file| helper.pass(file.as_fd()))?;
@@ -54,7 +60,7 @@ impl Watcher {
 /// Waits for the command's end, as that process, which is given so many files.
 ///
 /// # Errors
-/// Where a guest was frozen and does not go on.
+/// Where there is no command.
 pub fn watch(host: &Host, files: usize, reporter: &dyn Reporter) -> Result<(), Failure> {
     let failed = |error| Failure::new(Code::Failed, format!("no command to watch: {error}"));
     let mut parent = Parent::of_this_process().map_err(failed)?;
@@ -66,8 +72,26 @@ pub fn watch(host: &Host, files: usize, reporter: &dyn Reporter) -> Result<(), F
         return Ok(());
     }
     // Its descriptors close before it is gone.
-    if let Some(note) = Note::load(host)? {
+    if let Some(note) = Note::load(host)?.filter(Note::is_before_reboot) {
         note.command.ends_within(ENDS_WITHIN);
     }
-    recover(host, reporter)?.into_iter().next().map_or(Ok(()), Err)
+    loop {
+        // What fails is tried again; nobody hears of it here.
+        let left = recover(host, reporter).is_err() || is_needed(host);
+        if !left {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whether the memory of a guest is this process's alone.
+fn is_needed(host: &Host) -> bool {
+    let own = std::process::id() as i32;
+    let has_memory = |record: &GuestRecord| record.ram.iter().any(|ram| leads_to(&ram.path, own));
+    match host.guests() {
+        Ok(guests) => guests.iter().any(|(_, record)| has_memory(record)),
+        // Nobody knows.
+        Err(_) => true,
+    }
 }

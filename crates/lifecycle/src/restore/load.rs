@@ -13,7 +13,7 @@ use dewar_guest_qemu::cmdline::{PlannedRegion, require_sockets};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files};
 use dewar_guest_qemu::start_from_state::{Revival, ReviveError, SavedDisk, plan_revival};
 use dewar_guest_qemu::{Committed, Incoming, QmpError, RunState};
-use dewar_hostreboot::dax::makes_dax;
+use dewar_hostreboot::dax::is_dax;
 use dewar_image::{ImageReader, Store};
 use dewar_registry::{Frozen, GuestFolder, GuestRecord, Origin, Phase};
 use dewar_units::PAGE_BYTES;
@@ -88,7 +88,8 @@ pub fn load(
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);
     // Where memory is the file system itself, the kernel serves no page that is missing.
-    if options.eager || makes_dax(ram_dir) {
+    let on_dax = owned_ram.iter().any(|path| is_dax(path));
+    if options.eager || on_dax {
         reporter.stage("reading memory");
         let dead = DeadRam::new(image, dead)?;
         reused = Some(fill_files(image, open_all(&revival.regions)?, &dead, reporter.observer())?);

@@ -2,6 +2,7 @@
 
 use super::options::RestoreOptions;
 use crate::failure::{Code, Failure};
+use crate::held_ram::is_link;
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
 use crate::ram_dir::ram_dir;
@@ -52,7 +53,8 @@ pub fn dead_ram(dead: &GuestRecord, record: &Record) -> Vec<File> {
     let file = |region: &RegionRecord| {
         let bytes = region.pages * PAGE_BYTES as u64;
         let ram = dead.ram.iter().find(|ram| ram.id == region.name && ram.bytes == bytes)?;
-        File::open(&ram.path).ok()
+        // A link leads to a process that has ended: what is there now is another's.
+        File::open(&ram.path).ok().filter(|_| !is_link(&ram.path))
     };
     record.memory.regions.iter().map(file).collect::<Option<_>>().unwrap_or_default()
 }
