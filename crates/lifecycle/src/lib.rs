@@ -27,7 +27,7 @@ mod failure;
 pub mod freeze;
 mod frozen_state;
 pub mod guardian;
-mod held_ram;
+pub mod held_ram;
 pub mod helper;
 mod host;
 pub mod host_reboot;
