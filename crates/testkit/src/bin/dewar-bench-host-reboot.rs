@@ -154,6 +154,8 @@ impl Host {
             let mut way = self.way_to(at)?;
             way.console.wait_ready(Duration::from_secs(60))?;
             way.console.ask("net 10.0.2.15/24")?;
+            // To whoever asks from outside.
+            way.console.ask("run ip route add default via 10.0.2.2")?;
             way.console.ask("listen")?;
         }
         Ok(())
