@@ -150,11 +150,12 @@ impl Host {
             );
             self.host.run(&line).done();
         }
-        for at in 0..count {
-            let mut way = self.way_to(at)?;
+        // All at once: what a guest says while nobody listens is lost.
+        let ways = (0..count).map(|at| self.way_to(at)).collect::<Result<Vec<_>>>()?;
+        for mut way in ways {
             way.console.wait_ready(Duration::from_secs(60))?;
             way.console.ask("net 10.0.2.15/24")?;
-            // To whoever asks from outside.
+            // The program that asks is not in its network.
             way.console.ask("run ip route add default via 10.0.2.2")?;
             way.console.ask("listen")?;
         }
