@@ -139,6 +139,7 @@ impl Host {
             Way::Dax | Way::DaxSums => "--memory-dir /mnt/keep",
             _ => "",
         };
+        let mut ways = Vec::new();
         for at in 0..count {
             let line = format!(
                 "dewar run g{at} {folder} -- qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m {mib}M \
@@ -149,9 +150,9 @@ impl Host {
                 7000 + at
             );
             self.host.run(&line).done();
+            // At once: what a guest says while nobody listens is lost.
+            ways.push(self.way_to(at)?);
         }
-        // All at once: what a guest says while nobody listens is lost.
-        let ways = (0..count).map(|at| self.way_to(at)).collect::<Result<Vec<_>>>()?;
         for mut way in ways {
             way.console.wait_ready(Duration::from_secs(60))?;
             way.console.ask("net 10.0.2.15/24")?;
