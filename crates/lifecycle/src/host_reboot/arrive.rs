@@ -2,7 +2,7 @@
 
 use super::at_once::at_once;
 use super::bridges::join_bridges;
-use super::live_memory::Retrieved;
+use super::live_memory::{Retrieved, require_device};
 use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
 use super::recover::undo;
@@ -50,6 +50,7 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
     if note.command.is_of_this_boot() {
         return Ok(Arrival::NotRebooted(undo(host, &note, reporter)?));
     }
+    require_device(&note)?;
     note.arrived_ms = Some(arrived_ms);
     note.booted_for_ms = uptime_ms();
     reporter.stage("looking for the guests' memory");

@@ -7,6 +7,7 @@ use crate::held_ram::{follow, link_to, link_to_file};
 use crate::host::Host;
 use dewar_kernel::{LiveSession, LiveUpdate};
 use dewar_registry::RamFile;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,24 @@ pub fn leave_to_qemu(host: &Host, note: &Note) {
         if let Some(record) = record.ok().filter(|record| record.process.is_alive()) {
             follow(&record);
         }
+    }
+}
+
+/// That what the kernel before has kept can be asked for now, where a guest needs it.
+///
+/// # Errors
+/// Where another program has the kernel's device: what was kept is there still, and nothing is known to be lost.
+pub fn require_device(note: &Note) -> Result<(), Failure> {
+    if note.guests.iter().all(|kept| kept.tokens.is_empty()) {
+        return Ok(());
+    }
+    match LiveUpdate::open() {
+        Err(error) if error.errno() == Some(Errno::BUSY.raw_os_error()) => {
+            Err(Failure::from(error)
+                .state("the guests wait")
+                .advice("'dewar host-reboot --thaw' tries again"))
+        }
+        _ => Ok(()),
     }
 }
 
