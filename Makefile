@@ -4,6 +4,8 @@
 SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 BENCH_OUT ?= target/bench
+# dewar itself, dewar-link and the benchmarks.
+BENCH_PROGRAMS = cargo build --release -q -p dewar-cli -p dewar-testkit -p dewar-bench && mkdir -p $(BENCH_OUT)
 
 .PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-sweeps test-kvm test-hosts test-host-reboot test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-host-reboot bench-qos fuzz install clean
 
@@ -98,8 +100,7 @@ test-debian: setup guest
 	scripts/debian-guest.sh run
 
 bench-checkpoint: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench target/release/dewar $(BENCH_OUT)/checkpoint.json $(BENCH_ARGS)
 
 # The order of HPC Challenge's matrix.
@@ -107,70 +108,57 @@ HPCC_N ?= 5000
 
 bench-tlc: setup guest
 	@scripts/build-hpcc.sh $(HPCC_N)
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@DEWAR_TEST_GUEST=.cache/hpcc target/release/dewar-bench-tlc target/release/dewar $(BENCH_OUT)/tlc.json $(BENCH_ARGS)
 
 bench-store: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-store target/release/dewar $(BENCH_OUT)/store.json $(BENCH_ARGS)
 
 bench-upgrade: setup guest next-qemu
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-upgrade target/release/dewar $(BENCH_OUT)/upgrade.json $(BENCH_ARGS)
 
 bench-migrate: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-migrate target/release/dewar $(BENCH_OUT)/migrate.json $(BENCH_ARGS)
 
 bench-codecs: setup
-	@cargo build --release -q -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-codecs $(BENCH_OUT)/codecs.json $(BENCH_ARGS)
 
 bench-containers: setup guest criu podman
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-containers target/release/dewar $(BENCH_OUT)/containers.json $(BENCH_ARGS)
 
 bench-move: setup guest criu
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-move target/release/dewar $(BENCH_OUT)/move.json $(BENCH_ARGS)
 
 bench-warm: setup guest criu
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-warm target/release/dewar $(BENCH_OUT)/warm.json $(BENCH_ARGS)
 
 bench-prefetch: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@scripts/hosts-lab.sh bench target/release/dewar-bench-prefetch $(BENCH_OUT)/prefetch.json $(BENCH_ARGS)
 
 bench-warmcache: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-warmcache target/release/dewar $(BENCH_OUT)/warmcache.json $(BENCH_ARGS)
 
 bench-warmweb: setup guest
 	@scripts/debian-guest.sh prepare
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-warmweb target/release/dewar $(BENCH_OUT)/warmweb.json .cache/debian-guest $(BENCH_ARGS)
 
 bench-host-reboot: setup guest
 	@scripts/luo-kernel.sh || true
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@scripts/hosts-lab.sh bench target/release/dewar-bench-host-reboot $(BENCH_OUT)/host-reboot.json $(BENCH_ARGS)
 
 bench-qos: setup guest
-	@cargo build --release -q -p dewar-cli -p dewar-testkit
-	@mkdir -p $(BENCH_OUT)
+	@$(BENCH_PROGRAMS)
 	@target/release/dewar-bench-qos target/release/dewar $(BENCH_OUT)/qos.json $(BENCH_ARGS)
 
 fuzz:

@@ -3,7 +3,7 @@
 
 use crate::CheckpointError;
 use crate::frames::grouped;
-use dewar_image::{Entry, FrameCache, ImageError, ImageReader, ImageWriter};
+use dewar_image::{Entry, FrameCache, ImageReader, ImageWriter};
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use std::collections::HashSet;
@@ -53,7 +53,7 @@ impl<'w, 's> Compared<'w, 's> {
             let frame = match is_away {
                 true => &[],
                 false => group.read(image, cache).unwrap_or_else(|why| {
-                    let source = group.source().filter(|_| matches!(why, ImageError::Store { .. }));
+                    let source = group.source().filter(|_| why.is_server_failure());
                     away().extend(source);
                     &[]
                 }),

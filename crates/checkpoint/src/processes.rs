@@ -17,7 +17,7 @@ use dewar_codec::Compression;
 use dewar_guest::{GuestError, Health, ProcessGuest, SavedFiles, SavedProcesses};
 use dewar_image::{
     CaptureCounts, Dedup, DiskRecord, EpochRecord, ImageError, ImageOptions, ImageReader,
-    ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
+    ImageWriter, MemoryRecord, Record, RegionRecord, Store, StoreError, Summary,
 };
 use dewar_kernel::OwnSession;
 use dewar_memory::Ram;
@@ -166,11 +166,7 @@ fn put_files(
         File::open(&place)?.sync_all()?;
         Ok(bytes)
     });
-    let bytes = copied.map_err(|cause| ImageError::Io {
-        operation: "write",
-        path: place.clone(),
-        cause,
-    })?;
+    let bytes = copied.map_err(StoreError::io("write", &place)).map_err(ImageError::from)?;
     let digest = writer.put_disk(&place)?;
     Ok(DiskRecord {
         name: files.name.clone(),

@@ -12,13 +12,13 @@
 //! the last (a server that came back from an older snapshot, a command that arrived
 //! late) is known. `docs/image-format.md` gives the bytes.
 
-use crate::backend::{PagePlace, Slot};
 use crate::entry::SEAL_MASK;
-use crate::location::Location;
-use crate::redis::Redis;
 use crate::table::ENTRIES_PER_NODE;
-use crate::{Entry, ImageError, ImageId, ImageWriter, KeyedAddress};
+use crate::{Entry, ImageError, ImageId, ImageWriter, KeyedAddress, StoreError};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec, PageKind, classify};
+use dewar_store::Location;
+use dewar_store::Redis;
+use dewar_store::{PagePlace, Slot};
 use dewar_units::{PAGE_BYTES, PageNumber};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -51,12 +51,12 @@ impl DirtyStore {
     /// Connects to it.
     ///
     /// # Errors
-    /// [`ImageError::Unfit`] where it cannot keep pages by their numbers or may
+    /// [`StoreError::Unfit`] where it cannot keep pages by their numbers or may
     /// forget them; where it does not answer.
     pub fn open(location: &Location) -> Result<Self, ImageError> {
         let Location::Redis(place) = location else {
             let problem = "a dirty store keeps pages one by one: use redis://HOST".to_owned();
-            return Err(ImageError::Unfit { store: location.to_string(), problem });
+            return Err(StoreError::Unfit { store: location.to_string(), problem }.into());
         };
         let redis = Redis::connect(place)?;
         redis.require_no_eviction()?;
@@ -95,7 +95,7 @@ impl KeyedPages {
         KeyedSource { store: self.place.url().to_owned(), image: image.clone() }
     }
 
-    pub(crate) fn begin(&self, pages: u64) -> Result<(), ImageError> {
+    pub(crate) fn begin(&self, pages: u64) -> Result<(), StoreError> {
         self.place.begin_pages(&self.owner, pages.div_ceil(LEAF_PAGES))
     }
 
@@ -151,7 +151,7 @@ impl KeyedPages {
     }
 
     /// Forgets pages, in ascending order of their numbers.
-    pub(crate) fn forget(&self, pages: &[PageNumber]) -> Result<(), ImageError> {
+    pub(crate) fn forget(&self, pages: &[PageNumber]) -> Result<(), StoreError> {
         for group in pages.chunk_by(|a, b| leaf(*a) == leaf(*b)) {
             let slots: Vec<Slot> = group.iter().map(|page| slot(*page)).collect();
             self.place.forget_pages(&self.owner, leaf(group[0]), &slots)?;
@@ -159,7 +159,7 @@ impl KeyedPages {
         Ok(())
     }
 
-    pub(crate) fn remove_all(&self) -> Result<(), ImageError> {
+    pub(crate) fn remove_all(&self) -> Result<(), StoreError> {
         self.place.remove_pages(&self.owner)
     }
 
@@ -297,7 +297,7 @@ pub(crate) fn parse_lease_line(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Removes all pages of an owner.
-pub(crate) fn remove(url: &str, owner: &str) -> Result<(), ImageError> {
+pub(crate) fn remove(url: &str, owner: &str) -> Result<(), StoreError> {
     connect(url, Duration::MAX)?.remove_pages(owner)
 }
 
@@ -327,11 +327,11 @@ pub(crate) fn first_lost(
 }
 
 /// That a dirty store answers.
-pub(crate) fn require(url: &str) -> Result<(), ImageError> {
+pub(crate) fn require(url: &str) -> Result<(), StoreError> {
     connect(url, Duration::MAX).map(drop)
 }
 
-fn connect(url: &str, patience: Duration) -> Result<Arc<dyn PagePlace>, ImageError> {
+fn connect(url: &str, patience: Duration) -> Result<Arc<dyn PagePlace>, StoreError> {
     match Location::parse(url)? {
         Location::Redis(mut place) => {
             place.retry = place.retry.min(patience);
@@ -339,7 +339,7 @@ fn connect(url: &str, patience: Duration) -> Result<Arc<dyn PagePlace>, ImageErr
         }
         Location::Folder(_) => {
             let problem = "it is no dirty store".to_owned();
-            Err(ImageError::BadUrl { url: url.to_owned(), problem })
+            Err(StoreError::BadUrl { url: url.to_owned(), problem })
         }
     }
 }

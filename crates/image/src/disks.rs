@@ -2,8 +2,8 @@
 //! place; elsewhere it is many objects, made of a file that QEMU wrote and made
 //! a file again before QEMU opens it. Either way one may stand on others.
 
-use crate::backend::{Backend, LARGEST_OBJECT};
-use crate::{DiskLayer, DiskRecord, FileDigest, ImageError, Record, Store, files};
+use crate::{DiskLayer, DiskRecord, FileDigest, ImageError, Record, Store};
+use dewar_store::{Backend, LARGEST_OBJECT};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ impl Store {
         let part = path.with_extension("part");
         self.fetch_layer(disk, layer, &part)
             .and_then(|()| fs::rename(&part, &path).map_err(ImageError::io("write", &path)))
-            .inspect_err(|_| drop(files::remove(&part)))?;
+            .inspect_err(|_| drop(dewar_store::remove(&part)))?;
         made.extend((!is_there).then_some(path));
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Store {
         path: &Path,
     ) -> Result<(), ImageError> {
         let failed = |cause| ImageError::io("write", path)(cause);
-        let mut options = files::private_options();
+        let mut options = dewar_store::private_options();
         let mut file =
             options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
         let digest = self.read_layer(layer, |piece| file.write_all(piece).map_err(failed))?;

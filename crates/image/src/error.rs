@@ -1,57 +1,20 @@
+use dewar_store::StoreError;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-
-/// What is said of a server whose memory is full.
-pub(crate) const FULL: &str = "it is full (its maxmemory is reached)";
 
 /// What can go wrong with an image or its store.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ImageError {
-    /// The file system refused.
-    #[error("cannot {operation} {}: {cause}", path.display())]
-    Io {
-        /// What was being done.
-        operation: &'static str,
-        /// To which file.
-        path: PathBuf,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A store that is not a folder refused, or did not answer.
-    #[error("cannot {operation} {object} in {store}: {cause}")]
-    Store {
-        /// What was being done.
-        operation: &'static str,
-        /// To what.
-        object: String,
-        /// In which store.
-        store: String,
-        /// What it answered.
-        cause: String,
-    },
+    /// The store refused, or did not answer.
+    #[error(transparent)]
+    Store(StoreError),
     /// There is no store.
     #[error("there is no checkpoint store in {url}")]
     NoStore {
         /// Where.
         url: String,
-    },
-    /// A store's name is not understood.
-    #[error("store '{url}': {problem}")]
-    BadUrl {
-        /// The name, without credentials.
-        url: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A store that may lose what it is given.
-    #[error("{store} is no place for checkpoints: {problem}")]
-    Unfit {
-        /// Which.
-        store: String,
-        /// Why.
-        problem: String,
     },
     /// What failed before.
     #[error(transparent)]
@@ -145,23 +108,36 @@ impl ImageError {
     /// Whether it failed because nothing more can be written there: the file system is full,
     /// or what its owner may have of it.
     pub fn is_for_want_of_room(&self) -> bool {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
-            Self::Io { cause, .. } => matches!(cause.kind(), StorageFull | QuotaExceeded),
-            Self::Store { cause, .. } => cause.starts_with(FULL),
+            Self::Store(error) => error.is_for_want_of_room(),
             Self::Earlier(error) => error.is_for_want_of_room(),
             _ => false,
         }
+    }
+
+    /// Whether a server that keeps the store refused, or did not answer: it would not the next
+    /// time.
+    pub fn is_server_failure(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Server { .. }))
     }
 
     pub(crate) fn io<'a>(
         operation: &'static str,
         path: &'a Path,
     ) -> impl FnOnce(io::Error) -> Self + use<'a> {
-        move |cause| Self::Io { operation, path: path.to_owned(), cause }
+        move |cause| Self::Store(StoreError::io(operation, path)(cause))
     }
 
     pub(crate) fn damaged(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Damaged { place: place.into(), problem: problem.into() }
+    }
+}
+
+impl From<StoreError> for ImageError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Damaged { place, problem } => Self::Damaged { place, problem },
+            other => Self::Store(other),
+        }
     }
 }

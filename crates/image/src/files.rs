@@ -1,11 +1,9 @@
-//! Files and folders of a store: private to their owner, and on disk when a
-//! function says so.
+//! The length and the hash of a file.
 
 use crate::ImageError;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// The length and BLAKE3 hash of a file.
@@ -36,52 +34,5 @@ impl FileDigest {
             hasher.update(&buffer[..count]);
             bytes += count as u64;
         }
-    }
-}
-
-pub(crate) fn private_options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.mode(0o600);
-    options
-}
-
-pub(crate) fn make_private_folder(path: &Path) -> Result<(), ImageError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(ImageError::io("create", path))
-}
-
-pub(crate) fn sync_folder(path: &Path) -> Result<(), ImageError> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(ImageError::io("sync", path))
-}
-
-/// Puts a file in place in one step: after a crash it is there whole, or not
-/// at all.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let write = || -> io::Result<()> {
-        let mut file = private_options().write(true).create(true).truncate(true).open(&part)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    };
-    write().map_err(|cause| {
-        let _ = fs::remove_file(&part);
-        ImageError::io("write", path)(cause)
-    })?;
-    path.parent().map_or(Ok(()), sync_folder)
-}
-
-/// Removes a file; one that is gone already is as good.
-pub(crate) fn remove(path: &Path) -> Result<(), ImageError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(ImageError::io("remove", path)(error))
-        }
-        _ => Ok(()),
     }
 }

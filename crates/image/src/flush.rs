@@ -2,10 +2,10 @@
 //! threads that encode need not.
 
 use crate::ImageError;
-use crate::aligned::AlignedBytes;
-use crate::backend::Backend;
 use crate::segment::segment_name;
 use dewar_codec::Feed;
+use dewar_store::AlignedBytes;
+use dewar_store::Backend;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 

@@ -3,14 +3,14 @@
 //! bound. Checksums are made to fit again after each change, so that the code behind them
 //! is reached.
 
-use crate::aligned::AlignedBytes;
-use crate::folder::Folder;
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::record::{ImageId, Record};
 use crate::segment::segment_name;
 use crate::segment::{SegmentBuilder, SegmentFile};
 use crate::{Entry, SegmentId, table};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
+use dewar_store::AlignedBytes;
+use dewar_store::Folder;
 use dewar_units::PAGE_BYTES;
 use std::path::Path;
 use std::time::{Duration, Instant};

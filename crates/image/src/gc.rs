@@ -24,10 +24,10 @@
 //! **Killed.** Until the rename the old segment is in place; what was written
 //! beside it is removed by the next collection.
 
-use crate::aligned::AlignedBytes;
 use crate::segment::SegmentBuilder;
 use crate::segment::segment_name;
 use crate::{Entry, ImageError, ImageId, KeyedSource, Place, Store, dirty, lease};
+use dewar_store::AlignedBytes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -121,7 +121,7 @@ pub fn collect(
             // It stays as it is. Where the store itself refuses, so do the others.
             Err(why) => {
                 collected.compact_problem.get_or_insert(why.to_string());
-                if matches!(why, ImageError::Store { .. }) {
+                if why.is_server_failure() {
                     break;
                 }
             }
@@ -176,7 +176,8 @@ fn collect_dirty(
             if is_needed || leased.contains(owner.as_str()) || store.has_record(&image)? {
                 continue;
             }
-            let gone = if dry_run { Ok(()) } else { dirty::remove(url, &owner) };
+            let gone =
+                if dry_run { Ok(()) } else { dirty::remove(url, &owner).map_err(ImageError::from) };
             removed += u64::from(gone.is_ok());
             gone.unwrap_or_else(&mut left);
         }

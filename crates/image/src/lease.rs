@@ -10,8 +10,8 @@
 //! seconds. A lease may also name pages in a dirty store; while that cannot be
 //! reached the lease stays.
 
-use crate::backend::{Backend, Lock, LockAttempt, LockKind};
-use crate::{ImageError, ImageId, Store, dirty};
+use crate::{ImageError, ImageId, Store, StoreError, dirty};
+use dewar_store::{Backend, Lock, LockAttempt, LockKind};
 use std::collections::HashSet;
 
 pub(crate) const FOLDER: &str = "writers";
@@ -36,25 +36,25 @@ impl WriterLease {
     }
 
     /// Notes objects that are about to be made.
-    pub(crate) fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
+    pub(crate) fn note(&mut self, names: &[String]) -> Result<(), StoreError> {
         let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
         self.held.append(&text)
     }
 
     /// Puts what makes the image exist, unless the lease was lost.
-    pub(crate) fn commit(&mut self, name: &str, record: &[u8]) -> Result<(), ImageError> {
+    pub(crate) fn commit(&mut self, name: &str, record: &[u8]) -> Result<(), StoreError> {
         self.held.put(name, record)
     }
 
     /// The image exists now: its objects are no longer ours.
-    pub(crate) fn release(self) -> Result<(), ImageError> {
+    pub(crate) fn release(self) -> Result<(), StoreError> {
         self.held.remove()
     }
 
     /// The image will not exist: removes its objects.
     pub(crate) fn abandon(self, store: &Store) -> Result<(), ImageError> {
         match remove_named(store, &self.name)? {
-            Left::Nothing => self.held.remove(),
+            Left::Nothing => Ok(self.held.remove()?),
             Left::InDirtyStore => Ok(()),
         }
     }

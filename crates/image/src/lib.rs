@@ -13,28 +13,22 @@
 //!   [`diff`] tells which pages differ.
 #![forbid(unsafe_code)]
 
-mod aligned;
-mod backend;
 mod dedup;
 mod diff;
-mod direct;
 mod dirty;
 mod disks;
 mod entry;
 mod error;
 mod files;
 mod flush;
-mod folder;
 mod frame;
 #[cfg(test)]
 mod fuzz;
 mod gc;
 mod known;
 mod lease;
-mod location;
 mod reader;
 mod record;
-mod redis;
 mod segment;
 mod segment_id;
 mod sink;
@@ -43,6 +37,8 @@ mod stored;
 mod table;
 mod verify;
 mod writer;
+
+pub use dewar_store::{Location, RedisPlace, StoreError};
 
 pub use dedup::Dedup;
 pub use diff::diff;
@@ -53,7 +49,6 @@ pub use files::FileDigest;
 pub use frame::{FRAME_PAGES, FrameHeader};
 pub use gc::{Collected, collect};
 pub use known::KnownPages;
-pub use location::{Location, RedisPlace};
 pub use reader::{FrameCache, ImageReader};
 pub use record::{
     Blob, CaptureCounts, DiskLayer, DiskRecord, EpochRecord, ImageId, MemoryRecord, PageCounts,

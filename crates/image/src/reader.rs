@@ -1,10 +1,10 @@
-use crate::backend::Lock;
 use crate::dirty::{self, KeyedPages};
 use crate::frame::FRAME_HEADER_BYTES;
 use crate::segment::SegmentFile;
 use crate::table::{self, Table};
-use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store};
+use crate::{Blob, Entry, ImageError, PageAddress, Place, Record, Store, StoreError};
 use dewar_codec::FrameDecoder;
+use dewar_store::Lock;
 use dewar_units::{PAGE_BYTES, PageNumber};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, HashMap};
@@ -389,7 +389,7 @@ impl ImageReader {
         };
         read(cache).or_else(|error| match error {
             // A collection may have replaced it since we opened it, also on another host.
-            ImageError::Damaged { .. } | ImageError::Io { .. } => {
+            ImageError::Damaged { .. } | ImageError::Store(StoreError::Io { .. }) => {
                 self.segments().remove(&segment);
                 read(cache)
             }

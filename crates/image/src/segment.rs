@@ -1,15 +1,18 @@
 //! A segment: an immutable file of frames, with a directory at its end.
 
-use crate::aligned::AlignedBytes;
-use crate::backend::{Backend, Object};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader};
-use crate::{ImageError, SegmentId};
+use crate::{ImageError, SegmentId, StoreError};
 use dewar_codec::Codec;
+use dewar_store::AlignedBytes;
+use dewar_store::{Backend, LARGEST_OBJECT, Object};
 use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::XxHash3_128;
 
 /// A segment is closed when it has grown to this size.
 pub const SEGMENT_BYTES: usize = 8 << 20;
+
+// The last frame and the directory come on top.
+const _: () = assert!(SEGMENT_BYTES + (1 << 20) <= LARGEST_OBJECT);
 
 const HEADER_BYTES: usize = 64;
 const TRAILER_BYTES: usize = 48;
@@ -259,8 +262,8 @@ impl SegmentFile {
             return Err(ImageError::damaged(place(), "the directory leaves it no room"));
         }
         self.object.read_at(u64::from(start), length, buffer).map_err(|error| match error {
-            ImageError::Io { cause, .. } => ImageError::damaged(place(), cause.to_string()),
-            other => other,
+            StoreError::Io { cause, .. } => ImageError::damaged(place(), cause.to_string()),
+            other => other.into(),
         })?;
         FrameHeader::parse(buffer, self.store, (self.number, self.id), frame)
     }

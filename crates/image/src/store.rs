@@ -2,16 +2,17 @@ mod delete;
 
 pub use delete::{Deleted, Deletion};
 
-use crate::backend::{Backend, Lock, LockAttempt, LockKind};
-use crate::folder::Folder;
 use crate::lease::{self, WriterLease};
-use crate::location::Location;
 use crate::record::MOST_RECORD_BYTES;
-use crate::redis::Redis;
 use crate::segment::{SegmentFile, segment_name};
 use crate::{
-    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record, SegmentId, dirty,
+    ImageError, ImageId, ImageOptions, ImageReader, ImageWriter, Record, SegmentId, StoreError,
+    dirty,
 };
+use dewar_store::Folder;
+use dewar_store::Location;
+use dewar_store::Redis;
+use dewar_store::{Backend, Lock, LockAttempt, LockKind};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,6 +26,46 @@ const STORE_FILE: &str = "store.json";
 const RECORD_SUFFIX: &str = ".json";
 
 /// Where images are kept.
+///
+/// An image of two pages, written and read back:
+///
+/// ```
+/// use dewar_codec::{Codec, Compression};
+/// use dewar_image::{
+///     Dedup, FrameCache, ImageOptions, Location, MemoryRecord, Record, RegionRecord, Store,
+/// };
+/// use dewar_units::{PAGE_BYTES, PageNumber};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let store = Store::open_or_create(&Location::Folder(folder.path().join("store")))?;
+/// let options = ImageOptions {
+///     pages: 2,
+///     compression: Compression::Only(Codec::Lz4),
+///     level: 1,
+///     dedup: Dedup::Off,
+/// };
+/// let writer = store.begin(options, None)?;
+/// let mut sink = writer.sink()?;
+/// sink.put(PageNumber(0), &[0; PAGE_BYTES])?;
+/// sink.put(PageNumber(1), &[7; PAGE_BYTES])?;
+/// sink.finish()?;
+///
+/// let (root, counts) = writer.finish_memory(0)?;
+/// let regions = vec![RegionRecord { name: "ram".into(), pages: 2 }];
+/// let memory = MemoryRecord { pages: 2, root, regions, counts };
+/// let device_state = writer.put_blob(b"as the hypervisor saved it")?;
+/// let hot_pages = writer.put_blob(&[])?;
+/// // Until here there is no image; a writer that is dropped leaves nothing behind.
+/// let record = writer.commit(Record::new("web", memory, device_state, hot_pages), vec![])?;
+///
+/// let image = store.open_image(&record.id)?;
+/// let (entries, mut cache) = (image.entries()?, FrameCache::new()?);
+/// assert_eq!(image.page(PageNumber(0), entries[0], &mut cache)?, None, "zeros");
+/// assert_eq!(image.page(PageNumber(1), entries[1], &mut cache)?, Some(&[7; PAGE_BYTES][..]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Store {
     backend: Arc<dyn Backend>,
@@ -211,7 +252,7 @@ impl Store {
             match self.record(&id) {
                 Ok(record) => records.push(record),
                 // It does not answer, and would not the next time.
-                Err(problem @ ImageError::Store { .. }) => return Err(problem),
+                Err(problem) if problem.is_server_failure() => return Err(problem),
                 // Deleted meanwhile.
                 Err(ImageError::NotFound { .. }) if !self.ids()?.contains(&id) => {}
                 Err(problem) => problems.push(problem),
@@ -333,7 +374,7 @@ impl Store {
                 Err(error) => Some(Err(error)),
             };
             let free = (first..first + count).filter_map(|number| is_free(&number));
-            let free = free.collect::<Result<VecDeque<u64>, ImageError>>()?;
+            let free = free.collect::<Result<VecDeque<u64>, StoreError>>()?;
             if !free.is_empty() {
                 return Ok(free);
             }

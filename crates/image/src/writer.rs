@@ -5,7 +5,6 @@ mod shared;
 
 pub use options::ImageOptions;
 
-use crate::aligned::AlignedBytes;
 use crate::dedup::{Dedup, Fingerprints};
 use crate::dirty::KeyedPages;
 use crate::flush::{Flusher, Narrowly, ON_THEIR_WAY};
@@ -19,6 +18,7 @@ use crate::store::record_name;
 use crate::table::{self, Table};
 use crate::{Entry, FileDigest, ImageError, PageAddress, Store, disks};
 use dewar_codec::Feed;
+use dewar_store::AlignedBytes;
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
 use shared::Shared;
 use std::path::{Path, PathBuf};
@@ -267,7 +267,7 @@ impl<'s> ImageWriter<'s> {
         if let Some(failure) = &self.lock().failure {
             return Err(ImageError::Earlier(Arc::clone(failure)));
         }
-        self.store.backend().sync_folder("segments")
+        Ok(self.store.backend().sync_folder("segments")?)
     }
 
     /// Bytes put so far, compressed.

@@ -7,7 +7,7 @@ use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
 use dewar_guest_qemu::start_from_state::ReviveError;
 use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError, StateError};
-use dewar_image::ImageError;
+use dewar_image::{ImageError, StoreError};
 use dewar_kernel::KernelError;
 use dewar_migrate::MigrateError;
 use dewar_qos::QosError;
@@ -153,8 +153,7 @@ impl From<ImageError> for Failure {
         let code = match error {
             ImageError::NotFound { .. } | ImageError::NoStore { .. } => Code::NotFound,
             ImageError::TooNew { .. }
-            | ImageError::BadUrl { .. }
-            | ImageError::Unfit { .. }
+            | ImageError::Store(StoreError::BadUrl { .. } | StoreError::Unfit { .. })
             | ImageError::TooLarge { .. } => Code::Unsupported,
             _ => Code::Failed,
         };
@@ -172,6 +171,12 @@ impl From<ImageError> for Failure {
             ImageError::Unsure { .. } => failure.advice("'dewar ls' lists checkpoints"),
             _ => failure,
         }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        ImageError::from(error).into()
     }
 }
 
@@ -332,6 +337,7 @@ impl From<QosError> for Failure {
             QosError::Kernel(_) | QosError::File(..) | QosError::Busy(_) => {
                 Self::new(Code::Failed, text).state(unchanged)
             }
+            _ => Self::new(Code::Failed, text),
         }
     }
 }

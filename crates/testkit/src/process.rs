@@ -76,7 +76,7 @@ pub fn spawn_first<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 
 /// Lets a thread of this process go before all others (`SCHED_FIFO`); false
 /// where that is not allowed.
-pub(crate) fn put_before_others(thread: Pid) -> bool {
+pub fn put_before_others(thread: Pid) -> bool {
     let id = thread.as_raw_nonzero().to_string();
     let mut chrt = Command::new("chrt");
     chrt.args(["--fifo", "--pid", "50", &id]).stdout(Stdio::null()).stderr(Stdio::null());

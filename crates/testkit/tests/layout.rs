@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     ("units", &[]),
     ("kernel", &["units"]),
     ("memory", &["units", "kernel"]),
     ("codec", &["units"]),
     ("codec-gpu", &["units"]),
-    ("image", &["units", "codec"]),
+    ("store", &["units"]),
+    ("image", &["units", "codec", "store"]),
     ("wire", &["units", "codec"]),
     ("guest", &["units", "memory"]),
     ("registry", &["kernel"]),
@@ -65,9 +66,11 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "qos",
         ],
     ),
+    ("testkit", &["kernel", "registry", "guest-qemu"]),
     (
-        "testkit",
+        "bench",
         &[
+            "testkit",
             "units",
             "kernel",
             "codec",

@@ -43,7 +43,7 @@ impl Away {
     pub(super) fn note(&self, part: Option<Part>, error: Option<&ImageError>) {
         let Some(part) = part else { return };
         let (mut heard, now) = (self.lock(), Instant::now());
-        if !matches!(error, Some(ImageError::Store { .. })) {
+        if !error.is_some_and(ImageError::is_server_failure) {
             heard.stores.remove(&part.0);
             heard.parts.remove(&part);
             heard.answered.insert(part.0, now);
@@ -68,9 +68,12 @@ fn is_fresh(noted: Option<&Instant>, within: Duration) -> bool {
 mod tests {
     use super::*;
 
+    use dewar_image::StoreError;
+
     fn silence() -> ImageError {
-        let text = String::new;
-        ImageError::Store { operation: "read", object: text(), store: text(), cause: text() }
+        let (object, store) = (String::new(), String::new());
+        let cause = "silence".into();
+        StoreError::Server { operation: "read", object, store, is_full: false, cause }.into()
     }
 
     #[test]

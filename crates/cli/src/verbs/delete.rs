@@ -1,6 +1,6 @@
 use crate::args::{DeleteArgs, ReferenceArgs};
 use crate::context::Context;
-use dewar_image::{Deleted, ImageError, ImageId, Location, Store};
+use dewar_image::{Deleted, ImageId, Location, Store};
 use dewar_lifecycle::page_server::ServerState;
 use dewar_lifecycle::recovery::replaced;
 use dewar_lifecycle::{Code, Failure};
@@ -19,7 +19,7 @@ pub fn run(context: &Context, args: DeleteArgs) -> Result<(), Failure> {
     // From here on nobody reads it; a restore that ended meanwhile has its guest on record.
     refuse_needed(context, &store, &id)?;
     let deleted = deletion.finish(only_here).map_err(|error| match error {
-        ImageError::Store { .. } if !only_here => Failure::from(error)
+        error if error.is_server_failure() && !only_here => Failure::from(error)
             .advice("--only-here leaves pages where a dirty store does not answer"),
         error => Failure::from(error),
     })?;

@@ -1,9 +1,9 @@
 //! Removing an image, and what only it needs.
 
 use super::Store;
-use crate::backend::{Lock, LockKind};
 use crate::lease::{self, WriterLease};
 use crate::{ImageError, ImageId, KeyedSource, dirty};
+use dewar_store::{Lock, LockKind};
 use std::collections::BTreeSet;
 
 impl Store {
@@ -70,7 +70,7 @@ impl Store {
             let mut lease = WriterLease::take(self.backend(), id)?;
             match lease.note(&names) {
                 Ok(()) => Ok(lease),
-                Err(why) => lease.release().and(Err(why)),
+                Err(why) => Ok(lease.release().and(Err(why))?),
             }
         };
         // Should we die in between, the sweep of the next writer goes on. A store that is

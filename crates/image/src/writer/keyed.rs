@@ -2,7 +2,7 @@
 
 use super::ImageWriter;
 use crate::dirty::{self, DirtyStore, KeyedPages, KeyedSink};
-use crate::{Entry, ImageError, KeyedSource, Place};
+use crate::{Entry, ImageError, KeyedSource, Place, StoreError};
 use dewar_units::PageNumber;
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl<'s> ImageWriter<'s> {
 
     /// Gives back what the dirty store holds of pages that were put elsewhere
     /// since.
-    pub(super) fn forget_replaced(&self, entries: &[Entry]) -> Result<(), ImageError> {
+    pub(super) fn forget_replaced(&self, entries: &[Entry]) -> Result<(), StoreError> {
         let Some((pages, source)) = &self.keyed else { return Ok(()) };
         let put = self.lock().keyed.clone();
         let is_needed = |page: &PageNumber| matches!(entries[page.index()].place(), Ok(Place::Keyed(at)) if at.source == *source);

@@ -1,5 +1,5 @@
 use crate::lease::WriterLease;
-use crate::{Blob, Entry, ImageError, PageCounts, Place};
+use crate::{Blob, Entry, ImageError, PageCounts, Place, StoreError};
 use dewar_units::{PageNumber, PageSet};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn note(&mut self, names: &[String]) -> Result<(), ImageError> {
+    pub(super) fn note(&mut self, names: &[String]) -> Result<(), StoreError> {
         self.lease.as_mut().map_or(Ok(()), |lease| lease.note(names))
     }
 

@@ -3,7 +3,7 @@
 use crate::common::{PAGES, commit, content, options, read_back};
 use dewar_image::{
     DirtyStore, Entry, FrameCache, ImageError, ImageId, ImageReader, ImageWriter, Location, Place,
-    Record, Store, collect, verify,
+    Record, Store, StoreError, collect, verify,
 };
 use dewar_testkit::{RedisCluster, RedisServer, wait_until};
 use dewar_units::{PAGE_BYTES, PageNumber, PageRange, PageSet};
@@ -222,7 +222,7 @@ fn what_is_no_dirty_store_is_refused() {
     let told = dirty("file:/tmp/x").expect_err("a folder").to_string();
     assert!(told.contains("redis://"), "{told}");
     let server = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]).expect("redis");
-    assert!(matches!(dirty(&server.url()), Err(ImageError::Unfit { .. })));
+    assert!(matches!(dirty(&server.url()), Err(ImageError::Store(StoreError::Unfit { .. }))));
 }
 
 #[test]

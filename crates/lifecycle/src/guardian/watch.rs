@@ -192,9 +192,8 @@ pub fn watch(
     // The dead command's half image goes too; whatever stays, the next writer removes. The kernel closes
     // a dead process's files one after the other: its socket, then, perhaps much later, the lease.
     command.ends_within(ENDS_WITHIN);
-    let store = store.map(|url| Location::parse(url).and_then(|it| Store::open(&it)));
-    if let Some(Ok(store)) = store {
-        let _ = store.sweep();
+    if let Some(Ok(location)) = store.map(Location::parse) {
+        let _ = Store::open(&location).and_then(|store| store.sweep());
     }
     drop(lock);
     result
