@@ -23,7 +23,8 @@
 
 use crate::CheckpointError;
 use crate::allowance::Allowance;
-use crate::bulk::{Pass, Tally, write_behind};
+use crate::behind::{GuestState, behind};
+use crate::bulk::{Pass, Tally};
 use crate::capture_context::CaptureContext;
 use crate::captures::{Captures, EpochSink};
 use crate::observe::{Observer, Step, Timeline};
@@ -31,15 +32,15 @@ use crate::overflow::Overflow;
 use crate::page_sender::bulk_with_epochs;
 use dewar_capture::{CaptureStep, Epoch, Epochs, Workers, converge, cores};
 use dewar_codec::Compression;
-use dewar_guest::{DiskCopy, DiskInfo, DiskPlace, DiskTracking, Guest, GuestError, Health};
+use dewar_guest::{DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    CaptureCounts, Dedup, DirtyStore, DiskLayer, DiskRecord, EpochRecord, ImageOptions,
-    ImageReader, ImageWriter, MemoryRecord, Record, RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DirtyStore, EpochRecord, ImageOptions, ImageReader, MemoryRecord, Record,
+    RegionRecord, Store, Summary,
 };
 use dewar_kernel::OwnSession;
 use dewar_memory::{Ram, WriteTracker};
-use dewar_units::{PageNumber, PageSet};
-use std::path::{Path, PathBuf};
+use dewar_units::PageSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// What a checkpoint is taken on top of.
@@ -118,6 +119,43 @@ pub struct CheckpointOptions<'s> {
 }
 
 /// Takes a checkpoint of a running guest into `store`.
+///
+/// On top of the guest's last image, by comparing, with a pause of at most 50 ms where that can be:
+///
+/// ```no_run
+/// use dewar_checkpoint::{
+///     Base, CheckpointError, CheckpointOptions, CheckpointOutcome, Observer, Step, checkpoint,
+/// };
+/// use dewar_codec::{Codec, Compression};
+/// use dewar_guest::Guest;
+/// use dewar_image::{Dedup, Store};
+/// use std::time::Duration;
+///
+/// struct Silent;
+/// impl Observer for Silent {
+///     fn step(&self, _: Step) {}
+///     fn progress(&self, _: u64, _: u64) {}
+/// }
+///
+/// fn save(guest: &mut dyn Guest, store: &Store) -> Result<CheckpointOutcome, CheckpointError> {
+///     let last = store.open_image(&store.find(guest.name())?)?;
+///     let options = CheckpointOptions {
+///         base: Base::Compared(&last),
+///         known_tracker: None,
+///         max_pause: Duration::from_millis(50),
+///         buffer_bytes: 256 << 20,
+///         compression: Compression::Only(Codec::Zstd),
+///         level: 1,
+///         dedup: Dedup::Off,
+///         dirty: None,
+///         session: None,
+///         tag: Some("nightly".to_owned()),
+///         machine: serde_json::Value::Null,
+///         scratch: "/var/tmp".into(),
+///     };
+///     checkpoint(guest, store, options, &Silent)
+/// }
+/// ```
 ///
 /// # Errors
 /// Where anything fails; the guest was put back as it was (ask its
@@ -228,30 +266,8 @@ fn capture<'s>(
         Some(parent) if by_tracking => parent.record().memory.counts.hole,
         _ => holes.count(),
     };
-    let (memory, copies) = std::thread::scope(|scope| {
-        let behind = scope.spawn(|| -> Result<_, CheckpointError> {
-            write_behind(&captures.buffer, &ctx)?;
-            let (root, counts) = writer.finish_memory(holes)?;
-            let device_state = writer.put_blob(&device_state)?;
-            let hot_pages = writer.put_blob(&hot_list(&epochs.hottest()))?;
-            writer.sync()?;
-            Ok((root, counts, device_state, hot_pages))
-        });
-        let copies = copy_disks(guest, &writer, &options.scratch, &workers, observer);
-        if copies.is_err() {
-            // As above; and its disks' writes may be what filled up where they go.
-            let _ = guest.rollback();
-        }
-        let behind = behind.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        behind.and_then(|memory| Ok((memory, copies?)))
-    })?;
-    let (root, counts, device_state, hot_pages) = memory;
-    observer.step(Step::WrittenBehind);
-    let disks = copies
-        .into_iter()
-        .map(|(copy, below)| disk_record(&writer, copy, below))
-        .collect::<Result<Vec<_>, _>>()?;
-    observer.step(Step::Synced);
+    let of_guest = GuestState { device_state: &device_state, hottest: &epochs.hottest() };
+    let written = behind(guest, &ctx, &captures.buffer, holes, of_guest, &options.scratch)?;
 
     let regions = ram
         .regions()
@@ -259,7 +275,7 @@ fn capture<'s>(
         .map(|region| RegionRecord { name: region.name.clone(), pages: region.pages.count() });
     let summary = Summary {
         stored_bytes: writer.stored_bytes()
-            + disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
+            + written.disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
         inherited_bytes: 0,
         duplicate_pages: writer.duplicate_pages(),
         pause_ms: pause.as_secs_f64() * 1e3,
@@ -275,7 +291,12 @@ fn capture<'s>(
         },
         stages: observer.stages(),
     };
-    let memory = MemoryRecord { pages: ram.pages(), root, regions: regions.collect(), counts };
+    let memory = MemoryRecord {
+        pages: ram.pages(),
+        root: written.root,
+        regions: regions.collect(),
+        counts: written.counts,
+    };
     let record = Record {
         tag: options.tag,
         created_ms: SystemTime::now()
@@ -283,9 +304,9 @@ fn capture<'s>(
             .map_or(0, |since| since.as_millis() as u64),
         machine: options.machine,
         summary,
-        ..Record::new(guest.name(), memory, device_state, hot_pages)
+        ..Record::new(guest.name(), memory, written.device_state, written.hot_pages)
     };
-    let record = writer.commit(record, disks)?;
+    let record = writer.commit(record, written.disks)?;
     observer.step(Step::Committed);
     if let Some(debt) = captures.debt {
         debt.commit();
@@ -325,61 +346,6 @@ fn stop_and_capture(
     Ok((pause.device_state, stood_still))
 }
 
-fn copy_disks(
-    guest: &mut dyn Guest,
-    writer: &ImageWriter<'_>,
-    scratch: &Path,
-    workers: &Workers,
-    observer: &dyn Observer,
-) -> Result<Vec<(DiskCopy, Vec<DiskLayer>)>, CheckpointError> {
-    let name = guest.name().to_owned();
-    let mut below = Vec::new();
-    let mut place = |number: usize, disk: &DiskInfo, tracked: bool| {
-        let layers = match tracked {
-            true => writer.disk_below(&disk.name, disk.virtual_bytes),
-            false => Vec::new(),
-        };
-        let path =
-            writer.reserve_disk(number, "qcow2", scratch).map_err(|error| GuestError::Failed {
-                operation: "copying a disk".to_owned(),
-                guest: name.clone(),
-                cause: error.to_string(),
-            })?;
-        let nearest = layers.first().map(|layer| layer.file.clone());
-        below.push(layers);
-        Ok(DiskPlace { path, below: nearest })
-    };
-    let copies = guest.copy_disks(&mut place)?;
-    observer.step(Step::DisksCopied);
-    // The guest may wait for its disks meanwhile.
-    let _awaited = workers.awaited();
-    guest.finish()?;
-    observer.step(Step::DisksCurrent);
-    Ok(copies.into_iter().zip(below).collect())
-}
-
-fn disk_record(
-    writer: &ImageWriter<'_>,
-    copy: DiskCopy,
-    below: Vec<DiskLayer>,
-) -> Result<DiskRecord, CheckpointError> {
-    let digest = writer.put_disk(&copy.path)?;
-    let file = copy.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(DiskRecord {
-        name: copy.disk.name,
-        file,
-        format: copy.format,
-        virtual_bytes: copy.disk.virtual_bytes,
-        digest,
-        below,
-    })
-}
-
 fn epoch_record(epoch: &Epoch) -> EpochRecord {
     EpochRecord { at_ms: epoch.at.as_secs_f64() * 1e3, dirty_pages: epoch.dirty_pages }
-}
-
-/// Page numbers as little-endian 64-bit words.
-fn hot_list(pages: &[PageNumber]) -> Vec<u8> {
-    pages.iter().flat_map(|page| page.0.to_le_bytes()).collect()
 }

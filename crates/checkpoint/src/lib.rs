@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod allowance;
+mod behind;
 mod buffer;
 mod bulk;
 mod capture;
