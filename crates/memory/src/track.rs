@@ -49,6 +49,30 @@ const WINDOW: u64 = 512;
 const ARM_STEP: u64 = 16 << 10;
 
 /// Tracks the writes of one guest.
+///
+/// The pages that a process writes to its RAM, which lies in a file, while `work` is done:
+///
+/// ```no_run
+/// use dewar_kernel::{KernelError, ProcessHandle, UffdOrigin};
+/// use dewar_memory::{Ram, WriteTracker};
+/// use dewar_units::PageSet;
+///
+/// fn written_during(
+///     process: &ProcessHandle,
+///     ram: &Ram,
+///     work: impl FnOnce(),
+/// ) -> Result<PageSet, KernelError> {
+///     let tracker = WriteTracker::attach(process, ram, UffdOrigin::Syscall, None)?;
+///     tracker.arm()?;
+///     work();
+///     let lease = tracker.take(2)?;
+///     let written = lease.pages().clone();
+///     // Without this the next set would have them again.
+///     lease.commit();
+///     tracker.end()?;
+///     Ok(written)
+/// }
+/// ```
 #[derive(Debug)]
 pub struct WriteTracker {
     uffd: Userfaultfd,
