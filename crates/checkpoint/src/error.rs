@@ -4,6 +4,7 @@ use dewar_memory::KernelError;
 
 /// Why a checkpoint or a restore did not succeed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckpointError {
     /// The guest.
     #[error(transparent)]

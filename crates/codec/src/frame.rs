@@ -22,6 +22,7 @@ impl Codec {
 
 /// A frame that cannot be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CodecError {
     /// The compressed bytes are not what the codec writes.
     #[error("the {codec:?} data of a frame cannot be expanded: {cause}")]

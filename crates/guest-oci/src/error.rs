@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 /// What can go wrong with a container.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OciError {
     /// The runtime could not be started.
     #[error("cannot run {}: {cause}", program.display())]

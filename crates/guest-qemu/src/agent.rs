@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 const PORT: &str = "org.qemu.guest_agent.0";
 /// Why an agent did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AgentError {
     /// It says nothing, or not in time.
     #[error("its guest agent does not answer")]

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 /// The size of huge pages that is handled.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
+const LOOKING_OVER: &str = "looking over";
 
 /// A writable disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,15 +65,9 @@ pub(crate) fn version(qmp: &mut Qmp) -> Result<String, QmpError> {
 /// [`GuestError::Unsupported`] with every reason why it cannot be handled.
 pub fn discover(qmp: &mut Qmp, record: &GuestRecord) -> Result<Discovered, GuestError> {
     let name = &record.name;
-    let failed = |cause: String| GuestError::Failed {
-        operation: "looking over".to_owned(),
-        guest: name.clone(),
-        cause,
-    };
-    let version = version(qmp).map_err(|error| failed(error.to_string()))?;
-    let mut ask = |command: &str, arguments: Value| {
-        qmp.execute(command, arguments).map_err(|error| failed(error.to_string()))
-    };
+    let failed = |error| GuestError::failed(LOOKING_OVER, name, error);
+    let version = version(qmp).map_err(failed)?;
+    let mut ask = |command: &str, arguments: Value| qmp.execute(command, arguments).map_err(failed);
     let backends = ask("query-memdev", json!({}))?;
     let memory_devices = ask("query-memory-devices", json!({}))?;
     let migration = ask("query-migrate", json!({}))?;
@@ -277,11 +272,8 @@ fn map_ram(
 /// Where QEMU does not answer.
 pub fn map_backends(qmp: &mut Qmp, record: &GuestRecord) -> Result<Ram, GuestError> {
     let mut ask = |command: &str, arguments: Value| {
-        qmp.execute(command, arguments).map_err(|error| GuestError::Failed {
-            operation: "looking over".to_owned(),
-            guest: record.name.clone(),
-            cause: error.to_string(),
-        })
+        qmp.execute(command, arguments)
+            .map_err(|error| GuestError::failed(LOOKING_OVER, &record.name, error))
     };
     let backends = ask("query-memdev", json!({}))?;
     map_ram(&mut ask, &backends, record, &mut Vec::new())
@@ -294,12 +286,9 @@ pub fn map_backends(qmp: &mut Qmp, record: &GuestRecord) -> Result<Ram, GuestErr
 pub fn map_ram_files(guest: &str, pid: i32, files: &[RamFile]) -> Result<Ram, GuestError> {
     let mut ram = Ram::default();
     for RamFile { id, path, bytes } in files {
-        let (file, address) =
-            mapping_of(pid, id, path, *bytes).map_err(|reason| GuestError::Failed {
-                operation: "mapping the RAM".to_owned(),
-                guest: guest.to_owned(),
-                cause: format!("'{id}': {reason}"),
-            })?;
+        let (file, address) = mapping_of(pid, id, path, *bytes).map_err(|reason| {
+            GuestError::failed("mapping the RAM", guest, format!("'{id}': {reason}"))
+        })?;
         ram.add(id.clone(), file, *bytes, address)?;
     }
     Ok(ram)

@@ -18,12 +18,13 @@ use dewar_kernel::Pid;
 use dewar_memory::{ProcessHandle, Ram, UffdOrigin};
 use dewar_registry::{GuestFolder, GuestRecord};
 use serde_json::json;
-use std::fmt::Display;
+use std::error::Error;
 use std::fs;
 use std::sync::Arc;
 
 /// What became of what was to stand still.
 const RAN: &str = "somebody let it run while it was to stand still";
+const TAKING_HOLD: &str = "taking hold";
 
 /// A QEMU that a command works on. Its folder must be locked.
 #[derive(Debug)]
@@ -56,18 +57,16 @@ impl QemuGuest {
     /// # Errors
     /// [`GuestError::Unsupported`] with all reasons where it cannot be handled.
     pub fn attach(folder: GuestFolder, record: GuestRecord) -> Result<Self, GuestError> {
-        let failed = |cause: String| GuestError::Failed {
-            operation: "taking hold".to_owned(),
-            guest: record.name.clone(),
-            cause,
-        };
+        let name = record.name.clone();
         let process = ProcessHandle::open(Pid(record.process.pid))?;
         if !record.process.is_alive() {
             let guest = record.name.clone();
             return Err(GuestError::Ended { guest, operation: "it was not looked at".to_owned() });
         }
-        let mut qmp = Qmp::of(&record).map_err(|error| failed(error.to_string()))?;
-        rollback(&mut qmp, &folder).map_err(|error| failed(error.to_string()))?;
+        let mut qmp =
+            Qmp::of(&record).map_err(|error| GuestError::failed(TAKING_HOLD, &name, error))?;
+        rollback(&mut qmp, &folder)
+            .map_err(|error| GuestError::failed(TAKING_HOLD, &name, error))?;
         let found = discover(&mut qmp, &record)?;
         Ok(Self {
             folder,
@@ -130,17 +129,21 @@ impl QemuGuest {
         close_userfaultfd_device(&mut self.qmp);
     }
 
-    pub(crate) fn failed(&self, operation: &str, cause: impl Display) -> GuestError {
-        let guest = self.record.name.clone();
+    pub(crate) fn failed(
+        &self,
+        operation: &str,
+        cause: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> GuestError {
         if self.process.has_ended() {
+            let guest = self.record.name.clone();
             return GuestError::Ended { guest, operation: operation.to_owned() };
         }
-        GuestError::Failed { operation: operation.to_owned(), guest, cause: cause.to_string() }
+        GuestError::failed(operation, &self.record.name, cause)
     }
 
     /// Runs `step` on the parts that it needs, and names the operation in its
     /// error.
-    fn step<T, E: Display>(
+    fn step<T, E: Into<Box<dyn Error + Send + Sync>>>(
         &mut self,
         operation: &str,
         step: impl FnOnce(&mut Qmp, &Discovered, &GuestFolder) -> Result<T, E>,

@@ -37,6 +37,7 @@ pub fn renew_generation(machine: &mut Value) {
 
 /// Why the network cards of a guest cannot have new addresses.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum IdentityError {
     /// There are no random numbers to be had.
     #[error("random addresses: {0}")]

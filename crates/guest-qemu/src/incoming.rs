@@ -32,6 +32,7 @@ use std::path::PathBuf;
 
 /// Why a guest does not come into its new QEMU.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum IncomingError {
     /// QEMU has its RAM elsewhere.
     #[error("QEMU did not take its RAM from {}", .0.display())]
@@ -135,10 +136,8 @@ impl Incoming {
     /// Where the process is gone, or cannot be given the right to.
     pub fn uffd_origin(&mut self) -> Result<(ProcessHandle, UffdOrigin), GuestError> {
         let process = ProcessHandle::open(Pid(self.record.process.pid))?;
-        let origin = uffd_origin(&mut self.qmp, &process).map_err(|error| GuestError::Failed {
-            operation: "handing over /dev/userfaultfd".to_owned(),
-            guest: self.record.name.clone(),
-            cause: error.to_string(),
+        let origin = uffd_origin(&mut self.qmp, &process).map_err(|error| {
+            GuestError::failed("handing over /dev/userfaultfd", &self.record.name, error)
         })?;
         Ok((process, origin))
     }

@@ -30,6 +30,7 @@ const OUR_VARIABLES: &[u8] = b"DEWAR_";
 
 /// Why a QEMU did not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LaunchError {
     /// There is no room for the guest's RAM.
     #[error("no room for the RAM file {}: it needs {needed}, and there is {room}", path.display())]

@@ -32,6 +32,7 @@ const AT_ONCE: usize = 64;
 
 /// What can go wrong between QEMU and us.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum QmpError {
     /// QEMU closed the connection; as a rule, it ended.
     #[error("QEMU closed its QMP connection")]

@@ -9,6 +9,7 @@ use dewar_registry::{GuestFolder, GuestRecord, Phase, RegistryError};
 
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RecoverError {
     /// What its journal says could not be undone.
     #[error(transparent)]

@@ -16,6 +16,7 @@ pub const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a guest could not be put back.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RollbackError {
     /// QEMU.
     #[error(transparent)]

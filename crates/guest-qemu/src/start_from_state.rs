@@ -91,6 +91,7 @@ impl SavedDisk {
 
 /// Why a guest cannot be started again.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReviveError {
     /// The image's description of it.
     #[error("the image's description of its machine cannot be read: {0}")]

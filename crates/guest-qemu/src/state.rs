@@ -42,6 +42,7 @@ const NEEDED: [(&str, bool); 17] = [
 
 /// What can go wrong with device state.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StateError {
     /// QEMU.
     #[error(transparent)]

@@ -20,7 +20,10 @@ const CAP_SYS_PTRACE: u64 = 1 << 19;
 ///
 /// # Errors
 /// Where it cannot be given the right to.
-pub fn uffd_origin(qmp: &mut Qmp, process: &ProcessHandle) -> Result<UffdOrigin, Box<dyn Error>> {
+pub fn uffd_origin(
+    qmp: &mut Qmp,
+    process: &ProcessHandle,
+) -> Result<UffdOrigin, Box<dyn Error + Send + Sync>> {
     let may_call = may_call_userfaultfd(process.pid());
     if may_call == May::Surely {
         return Ok(UffdOrigin::Syscall);

@@ -10,6 +10,7 @@ mod processes;
 pub use processes::{ProcessGuest, SavedFiles, SavedProcesses};
 
 use dewar_memory::{KernelError, ProcessHandle, Ram, UffdOrigin};
+use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -199,6 +200,7 @@ impl std::fmt::Display for Health {
 
 /// Something that a guest could not do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GuestError {
     /// This guest, or this host, lacks what is needed; nothing was touched.
     #[error("{guest} cannot be handled: {}", reasons.join("; "))]
@@ -224,9 +226,22 @@ pub enum GuestError {
         /// To which guest.
         guest: String,
         /// Why.
-        cause: String,
+        #[source]
+        cause: Box<dyn Error + Send + Sync>,
     },
     /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+}
+
+impl GuestError {
+    /// That an operation (a verb with -ing) of a guest failed, and why.
+    pub fn failed(
+        operation: &str,
+        guest: &str,
+        cause: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let (operation, guest) = (operation.to_owned(), guest.to_owned());
+        Self::Failed { operation, guest, cause: cause.into() }
+    }
 }

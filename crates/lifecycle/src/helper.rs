@@ -51,6 +51,7 @@ pub enum Output {
 
 /// Why a helper does not help.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum HelperError {
     /// It said so.
     #[error("{0}")]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// Why a guest cannot be given CPU time.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum QosError {
     /// So much is promised to others.
     #[error("{}", refusal(*.wanted, *.limit, .others))]

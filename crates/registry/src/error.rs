@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// A problem with a guest's folder.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegistryError {
     /// There is no such guest.
     #[error("there is no guest '{0}'")]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 /// What can go wrong with a disk.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DiskError {
     /// QEMU.
     #[error(transparent)]

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 /// Why a guest could not be handed over.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum HandoverError {
     /// It cannot be; nothing was touched.
     #[error("{0} cannot be handed over: {1}")]

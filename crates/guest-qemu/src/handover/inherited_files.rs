@@ -63,6 +63,7 @@ impl<'p> OpenFiles<'p> {
 
 /// Why it is not known what a QEMU holds open.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenFilesError {
     /// The kernel.
     #[error(transparent)]

@@ -15,6 +15,7 @@ use dewar_memory::Ram;
 use dewar_registry::{GuestFolder, GuestRecord, ProcessId};
 use dewar_units::{ByteSize, PAGE_BYTES};
 use serde_json::Value;
+use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -110,13 +111,12 @@ impl<'f> ContainerGuest<'f> {
         Ok(dump.frozen_at())
     }
 
-    fn failed<T: std::fmt::Display>(&self, operation: &str) -> impl Fn(T) -> GuestError {
-        let (operation, guest) = (operation.to_owned(), self.folder.name().to_owned());
-        move |cause| GuestError::Failed {
-            operation: operation.clone(),
-            guest: guest.clone(),
-            cause: cause.to_string(),
-        }
+    fn failed<T: Into<Box<dyn Error + Send + Sync>>>(
+        &self,
+        operation: &'static str,
+    ) -> impl Fn(T) -> GuestError {
+        let guest = self.folder.name().to_owned();
+        move |cause| GuestError::failed(operation, &guest, cause)
     }
 }
 
