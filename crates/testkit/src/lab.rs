@@ -267,6 +267,26 @@ impl Lab {
         self.ps(name)?["pid"].as_i64().map(|pid| pid as i32)
     }
 
+    /// What is on record of a guest, whatever a command would say of it.
+    ///
+    /// # Panics
+    /// Where there is no record.
+    pub fn record(&self, name: &str) -> Value {
+        let path = self.root().join("guests").join(name).join("guest.json");
+        let text =
+            std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_json::from_slice(&text).expect("JSON")
+    }
+
+    /// The process that a guest has on record; `what` is `process`, or `server` for its page server.
+    ///
+    /// # Panics
+    /// Where it has none.
+    pub fn pid_on_record(&self, name: &str, what: &str) -> i32 {
+        let pid = self.record(name)[what]["pid"].as_i64();
+        pid.unwrap_or_else(|| panic!("'{name}' has no {what}")) as i32
+    }
+
     /// What `dewar ps` tells of a guest.
     pub fn ps(&self, name: &str) -> Option<Value> {
         let listed = self.dewar(&["ps"]).json();

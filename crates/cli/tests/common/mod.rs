@@ -146,8 +146,7 @@ pub fn files(root: &std::path::Path) -> Vec<PathBuf> {
 
 /// The guest's RAM as it is now; it must stand still.
 pub fn ram_now(lab: &Lab, name: &str) -> Vec<u8> {
-    let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
-    let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
+    let record = lab.record(name);
     let files = record["ram"].as_array().expect("RAM");
     let bytes = |file: &Value| file["bytes"].as_u64().expect("size") as usize;
     let mut ram = vec![0; files.iter().map(bytes).sum()];

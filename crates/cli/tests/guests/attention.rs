@@ -190,9 +190,7 @@ fn a_page_server_that_stands_is_replaced() {
     lab.dewar(&["checkpoint", "g"]).done();
     lab.crash("g");
     lab.restore(&mut guest, &["g"]).expect("restore");
-    let record = fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-    let server = record["server"]["pid"].as_i64().expect("a server") as i32;
+    let server = lab.pid_on_record("g", "server");
     kill(server, Signal::STOP);
     wait_until("it to stand", Duration::from_secs(10), || signal_stop(server) || !is_alive(server));
     if lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true {

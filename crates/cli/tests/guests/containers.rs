@@ -616,9 +616,7 @@ impl HeldNetworkLock {
 
 /// The first process of the container on a host, by what Dewar has on record there.
 pub(crate) fn first_process(host: &Lab) -> i32 {
-    let record = std::fs::read(host.root().join("guests/c/guest.json")).expect("record");
-    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-    record["process"]["pid"].as_i64().expect("pid") as i32
+    host.pid_on_record("c", "process")
 }
 
 /// Who traces a process.

@@ -164,9 +164,7 @@ fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
     let restoring = restore.id() as i32;
     wait_until("the loaded guest", Duration::from_secs(20), || signal_stop(restoring));
     // Its server dies; nobody holds the image open any more.
-    let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-    let server = record["server"]["pid"].as_i64().expect("server") as i32;
+    let server = lab.pid_on_record("g", "server");
     kill(server, Signal::KILL);
     wait_while_alive(server);
     lab.dewar(&["delete", "t"]).failed(1, &["guest 'g'", "nothing was removed"]);
@@ -192,9 +190,7 @@ fn a_guest_without_a_page_server_is_not_started() {
         .expect("dewar");
     let restoring = restore.id() as i32;
     wait_until("the loaded guest", Duration::from_secs(20), || signal_stop(restoring));
-    let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-    let server = record["server"]["pid"].as_i64().expect("server") as i32;
+    let server = lab.pid_on_record("g", "server");
     let arrived = || lab.ps("g").expect("listed")["lazy_restore"]["complete"] == true;
     kill(server, Signal::KILL);
     wait_while_alive(server);

@@ -38,11 +38,6 @@ fn assert_whole(lab: &Lab, guest: &mut TestGuest, after: &str) {
     }
 }
 
-fn record(lab: &Lab, name: &str) -> Value {
-    let path = lab.root().join("guests").join(name).join("guest.json");
-    serde_json::from_slice(&fs::read(path).expect("record")).expect("JSON")
-}
-
 #[test]
 fn what_a_qemu_would_truncate_is_kept_when_it_thaws() {
     let lab = common::lab();
@@ -92,7 +87,7 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
     lab.dewar(&["freeze", "g"]).done();
-    let frozen = record(&lab, "g");
+    let frozen = lab.record("g");
     let open = |path: &Value| {
         fs::File::options().read(true).write(true).open(path.as_str().expect("path")).expect("open")
     };
@@ -131,7 +126,7 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
     // The machine was restarted: nothing is left of its memory.
     lab.dewar(&["checkpoint", "g", "--tag", "kept"]).done();
     lab.dewar(&["freeze", "g"]).done();
-    let frozen = record(&lab, "g");
+    let frozen = lab.record("g");
     for path in [&frozen["ram"][0]["path"], &frozen["frozen"]["kept"]["in_place"]["state"]] {
         fs::remove_file(path.as_str().expect("path")).expect("remove");
     }
@@ -403,7 +398,7 @@ fn a_qemu_that_dies_in_a_thaw_loses_the_guest_only_if_it_ran() {
 
 /// Kills the QEMU that the record names.
 fn end_qemu(lab: &Lab) {
-    let pid = record(lab, "g")["process"]["pid"].as_i64().expect("pid") as i32;
+    let pid = lab.record("g")["process"]["pid"].as_i64().expect("pid") as i32;
     kill(pid, Signal::KILL);
     dewar_testkit::wait_while_alive(pid);
 }
@@ -426,7 +421,7 @@ fn of_all_guests_one_that_fails_keeps_none_of_the_others_back() {
     ran.failed(1, &["1 of 3 guests were not frozen"]);
     assert_whole(&lab, &mut guests[1], "not frozen");
 
-    let frozen = record(&lab, "c");
+    let frozen = lab.record("c");
     let state = frozen["frozen"]["kept"]["in_place"]["state"].as_str().expect("path");
     let right = fs::read(state).expect("state");
     fs::write(state, &right[..right.len() - 1]).expect("cut short");
@@ -488,7 +483,7 @@ fn all_guests_freeze_and_thaw_also_by_way_of_the_store() {
         let told = lab.dewar(&line).done().json();
         assert_eq!(told["done"], 2, "{told}");
         for name in ["a", "b"] {
-            let pid = record(&lab, name)["process"]["pid"].as_i64().expect("pid") as i32;
+            let pid = lab.record(name)["process"]["pid"].as_i64().expect("pid") as i32;
             assert!(!is_alive(pid));
         }
         assert_eq!(lab.dewar(&boot).done().json()["done"], 2);

@@ -211,9 +211,7 @@ fn another_root_leaves_a_guest_alone_whose_memory_is_arriving() {
     let tries = (0..8).find_map(|_| {
         lab.crash("g");
         lab.restore(&mut guest, &["t"]).expect("restore");
-        let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-        let record: Value = serde_json::from_slice(&record).expect("JSON");
-        let server = record["server"]["pid"].as_i64().expect("server") as i32;
+        let server = lab.pid_on_record("g", "server");
         // What the guest uses is there, most is not.
         std::thread::sleep(std::time::Duration::from_millis(150));
         dewar_testkit::kill(server, rustix::process::Signal::STOP);

@@ -317,9 +317,7 @@ fn qemu_killed_in_a_checkpoint() {
 
 /// From the record, so that a guest that a command holds is found too.
 fn qemu_pid(lab: &Lab, name: &str) -> i32 {
-    let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
-    let record: Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
-    record["process"]["pid"].as_i64().expect("pid") as i32
+    lab.pid_on_record(name, "process")
 }
 
 /// QEMU dies while it makes an overlay, which is no use to anybody then.
@@ -420,9 +418,7 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
     for round in 0..4 {
         lab.crash("lazy");
         lab.restore(&mut guest, &["lazy"]).expect("restore");
-        let record = std::fs::read(lab.root().join("guests/lazy/guest.json")).expect("record");
-        let record: Value = serde_json::from_slice(&record).expect("JSON");
-        let server = record["server"]["pid"].as_i64().expect("server") as i32;
+        let server = lab.pid_on_record("lazy", "server");
         std::thread::sleep(Duration::from_millis(5 * round));
         kill(server, Signal::KILL);
         wait_while_alive(server);

@@ -64,9 +64,7 @@ impl Hosts {
 
     /// The process of the guest's QEMU on a host, whatever any command thinks of it.
     pub(crate) fn qemu_of(lab: &Lab) -> i32 {
-        let record = std::fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
-        record["process"]["pid"].as_i64().expect("pid") as i32
+        lab.pid_on_record("g", "process")
     }
 
     /// Connects to the guest where it runs now.

@@ -11,9 +11,7 @@ const STILL: u64 = 64 << 8;
 
 /// The RAM file that the guest by this name has, or left.
 fn ram_file(lab: &Lab, name: &str) -> std::fs::File {
-    let record = std::fs::read(lab.root().join("guests").join(name).join("guest.json"));
-    let record: serde_json::Value = serde_json::from_slice(&record.expect("record")).expect("JSON");
-    let path = record["ram"][0]["path"].as_str().expect("path").to_owned();
+    let path = lab.record(name)["ram"][0]["path"].as_str().expect("path").to_owned();
     std::fs::File::options().read(true).write(true).open(path).expect("RAM file")
 }
 

@@ -247,8 +247,7 @@ fn a_terminal_does_not_stop_who_holds_a_guest() {
 fn what_a_dead_process_wrote_is_not_taken_for_nothing() {
     let lab = common::lab();
     run(&lab, &[]);
-    let record = fs::read(lab.root().join("guests/g/guest.json")).expect("record");
-    let record: GuestRecord = serde_json::from_slice(&record).expect("record");
+    let record: GuestRecord = serde_json::from_value(lab.record("g")).expect("record");
     let pid = record.process.pid;
     let process = ProcessHandle::open(Pid(pid)).expect("process");
     let ram = map_ram_files("g", pid, &record.ram).expect("RAM");
