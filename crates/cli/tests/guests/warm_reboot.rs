@@ -131,11 +131,15 @@ fn another_qemu_and_a_freeze_leave_the_disks_served_and_the_next_reboot_warm() {
     disk.set_modified(written + Duration::from_secs(1)).expect("time");
     warm.lab.dewar(&["thaw", "g"]).failed(1, &["was written while"]);
     disk.set_modified(written).expect("time");
+    // What is wanted of a frozen guest's disk holds from the thaw on.
+    warm.lab.dewar(&["cache", "g", "off"]).done();
     warm.lab.dewar(&["thaw", "g"]).done();
     warm.is_again();
     assert_eq!(warm.read_all(), sums);
+    let held = warm.told()["last_reset"]["held"].clone();
     warm.reboot();
     assert_eq!(warm.read_all(), sums);
+    assert_eq!(warm.told()["last_reset"]["held"], held, "nobody holds it for a cache that is off");
 }
 
 #[test]
