@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// The store refused, or did not answer.
+    /// The store or a file system refused, or did not answer.
     #[error(transparent)]
     Store(StoreError),
     /// There is no store.
@@ -115,8 +115,8 @@ impl ImageError {
         }
     }
 
-    /// Whether a server that keeps the store refused, or did not answer: it would not the next
-    /// time.
+    /// Whether a server that keeps the store refused, or did not answer: then the next request
+    /// would fail, too.
     pub fn is_server_failure(&self) -> bool {
         matches!(self, Self::Store(StoreError::Server { .. }))
     }

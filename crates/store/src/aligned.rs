@@ -4,9 +4,9 @@
 use std::ops::Deref;
 
 /// What addresses, lengths and offsets must be a multiple of, on any disk.
-pub const ALIGNED: usize = 4096;
+pub(crate) const ALIGNED: usize = 4096;
 
-/// A growing row of bytes that begins at a multiple of [`ALIGNED`].
+/// A growing row of bytes that begins at a multiple of 4096.
 #[derive(Debug, Default)]
 pub struct AlignedBytes {
     memory: Vec<u8>,

@@ -18,7 +18,7 @@ pub fn private_options() -> OpenOptions {
 ///
 /// # Errors
 /// Where the file system refuses.
-pub fn make_private_folder(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -30,7 +30,7 @@ pub fn make_private_folder(path: &Path) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// Where the file system refuses.
-pub fn sync_folder(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(StoreError::io("sync", path))
 }
 
@@ -39,7 +39,7 @@ pub fn sync_folder(path: &Path) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// Where the file system refuses; then nothing changed.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", std::process::id()));
     let part = path.with_file_name(name);

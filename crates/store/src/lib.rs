@@ -15,10 +15,10 @@ mod folder;
 mod location;
 mod redis;
 
-pub use aligned::{ALIGNED, AlignedBytes};
+pub use aligned::AlignedBytes;
 pub use backend::{Backend, LARGEST_OBJECT, Lock, LockAttempt, LockKind, Object, PagePlace, Slot};
 pub use error::StoreError;
-pub use files::{private_options, remove, sync_folder, write_atomically};
+pub use files::{private_options, remove};
 pub use folder::Folder;
 pub use location::{Location, RedisPlace};
 pub use redis::Redis;
