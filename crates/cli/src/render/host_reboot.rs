@@ -15,14 +15,14 @@ fn between(start: Option<u64>, end: Option<u64>) -> Option<f64> {
 
 /// The parts of an outage, in milliseconds, by the host's clock: each with its name, and for programs.
 fn parts(note: &Note) -> Vec<(&'static str, &'static str, f64)> {
-    let new_kernel = note.booted_for_ms.map(|ms| ms as f64);
-    let reboot = between(note.left_ms, note.arrived_ms);
+    let new_kernel = note.times.booted_for_ms.map(|ms| ms as f64);
+    let reboot = between(note.times.left_ms, note.times.arrived_ms);
     let old_kernel = reboot.zip(new_kernel).map(|(all, new)| (all - new).max(0.0));
     let parts = [
-        ("freezing", "freeze_ms", between(note.stopped_ms, note.left_ms)),
+        ("freezing", "freeze_ms", between(note.times.stopped_ms, note.times.left_ms)),
         ("old kernel's end", "old_kernel_ms", old_kernel),
         ("new kernel and init", "new_kernel_ms", new_kernel),
-        ("thawing", "thaw_ms", between(note.arrived_ms, note.back_ms)),
+        ("thawing", "thaw_ms", between(note.times.arrived_ms, note.times.back_ms)),
     ];
     parts.into_iter().filter_map(|(name, key, ms)| Some((name, key, ms?))).collect()
 }
@@ -106,6 +106,7 @@ pub fn note_json(note: &Note) -> Value {
         Some(Outcome::Back { outage_ms, .. }) => {
             json!({"name": it.name, "state": "back", "outage_ms": outage_ms})
         }
+        Some(Outcome::RunsAlready { .. }) => json!({"name": it.name, "state": "running"}),
         Some(Outcome::Restored { lost, .. }) => {
             json!({"name": it.name, "state": "restored", "checkpoint": it.fallback, "lost": lost})
         }
@@ -122,6 +123,7 @@ pub fn note_text(note: &Note) -> String {
             Some(Outcome::Back { outage_ms, .. }) => {
                 format!("goes on after {}", milliseconds(*outage_ms as f64))
             }
+            Some(Outcome::RunsAlready { .. }) => "runs already".to_owned(),
             Some(Outcome::Restored { lost, .. }) => {
                 format!("goes on from its checkpoint, as its memory was lost: {lost}")
             }

@@ -72,7 +72,7 @@ fn thaw(context: &Context) -> Result<(), Failure> {
 }
 
 fn failed(note: &Note) -> Result<(), Failure> {
-    let is_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::Back { .. }));
+    let is_back = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::is_as_it_was);
     let away = note.guests.iter().filter(|it| !is_back(&it.outcome)).count();
     match away {
         0 => Ok(()),

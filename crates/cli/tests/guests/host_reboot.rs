@@ -1,7 +1,7 @@
-//! What of a reboot of the host can be tried without one. No test here may start another kernel: each command is a dry run,
-//! or a look. The rest is in the lab (`crates/cli/tests/hosts/host_reboot.rs`).
+//! What of a reboot of the host can be tried without one. No command here loads or starts a kernel: they are dry runs, and
+//! `--thaw` with a note that the test wrote. The rest is in the lab (`crates/cli/tests/hosts/host_reboot.rs`).
 
-use crate::common;
+use crate::common::{self, HeldCheckpoint};
 use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, guest_files, is_alive, wait_until};
 use serde_json::{Value, json};
 use std::fs;
@@ -21,11 +21,6 @@ fn assert_goes_on(lab: &Lab, guest: &mut TestGuest, after: &str) {
     guest.console.ask("verify").unwrap_or_else(|error| panic!("{after}: {error}"));
 }
 
-fn record(lab: &Lab, name: &str) -> Value {
-    let path = lab.root().join("guests").join(name).join("guest.json");
-    serde_json::from_slice(&fs::read(path).expect("record")).expect("JSON")
-}
-
 /// As a command notes it that has frozen guests; it is no process any more.
 fn note(process: &Value, stage: &str, guests: &[&str]) -> Value {
     let mut command = process.clone();
@@ -40,7 +35,7 @@ fn note(process: &Value, stage: &str, guests: &[&str]) -> Value {
 fn guests_of_a_reboot_that_did_not_come_go_on() {
     let lab = common::lab();
     let (mut guest, other) = (busy(&lab, "g"), busy(&lab, "other"));
-    let process = record(&lab, "g")["process"].clone();
+    let process = lab.record("g")["process"].clone();
     let path = lab.root().join("host-reboot.json");
     for stage in ["freezing", "leaving"] {
         lab.dewar(&["freeze", "g"]).done();
@@ -61,7 +56,7 @@ fn a_guest_that_does_not_go_on_is_tried_again() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
     lab.dewar(&["freeze", "g"]).done();
-    let frozen = record(&lab, "g");
+    let frozen = lab.record("g");
     let ram = frozen["ram"][0]["path"].as_str().expect("path").to_owned();
     let away = format!("{ram}.away");
     fs::rename(&ram, &away).expect("away");
@@ -86,6 +81,123 @@ fn a_damaged_note_hides_no_guest() {
     assert!(told.stderr.contains("host-reboot.json"), "{told:?}");
     fs::remove_file(lab.root().join("host-reboot.json")).expect("removed");
     assert_goes_on(&lab, &mut guest, "the note is gone");
+}
+
+/// The same, of a boot before this one: the host was rebooted.
+fn note_of_earlier_boot(process: &Value, guests: &[&str]) -> Value {
+    let mut earlier = note(process, "leaving", guests);
+    let boot = process["boot"].as_u64().expect("boot");
+    earlier["command"]["boot"] = json!(boot ^ 1);
+    earlier
+}
+
+/// After a boot guests are thawed once, whatever becomes of the command that does it: one that runs already is left alone,
+/// the others go on.
+#[test]
+fn a_thaw_after_a_boot_that_is_killed_is_finished_by_the_next() {
+    let lab = common::lab();
+    let (mut guest, mut other) = (busy(&lab, "g"), busy(&lab, "other"));
+    let path = lab.root().join("host-reboot.json");
+    for step in ["none", "thawed", "let run"] {
+        let process = lab.record("g")["process"].clone();
+        for name in ["g", "other"] {
+            lab.dewar(&["freeze", name]).done();
+        }
+        let note = note_of_earlier_boot(&process, &["g", "other"]);
+        fs::write(&path, note.to_string()).expect("note");
+        if step == "none" {
+            let back = lab.dewar(&["host-reboot", "--thaw"]).done().json();
+            assert!(
+                back["guests"].as_array().expect("guests").iter().all(|it| it["state"] == "back"),
+                "{back}"
+            );
+            let told = lab.ps("g").expect("listed");
+            assert!(told["host_reboot_outage_ms"].as_u64() > Some(0), "{told}");
+        } else {
+            HeldCheckpoint::at_with(&lab, &["host-reboot", "--thaw"], step).kill();
+            let before = ["g", "other"].map(|name| lab.record(name));
+            let back = lab.dewar(&["host-reboot", "--thaw"]).done().json();
+            let states = back["guests"].as_array().expect("guests").iter().map(|it| &it["state"]);
+            let mut ran = 0;
+            for (state, before) in states.zip(before) {
+                assert!(state == "back" || state == "running", "{step}: {back}");
+                let now = lab.record(before["name"].as_str().expect("name"));
+                if state == "running" {
+                    ran += 1;
+                    assert_eq!(now["process"], before["process"], "{step}: not thawed twice");
+                }
+            }
+            assert!(ran > 0, "{step}: {back}");
+        }
+        assert_goes_on(&lab, &mut guest, step);
+        assert_goes_on(&lab, &mut other, step);
+        let again = lab.dewar(&["host-reboot", "--thaw"]).done().json();
+        assert_eq!(again["guests"], json!([]), "{step}: it is done");
+    }
+}
+
+/// One whose memory did not outlive the boot goes on from the checkpoint that was taken for this case, and not again from it
+/// where the command died before it noted that.
+#[test]
+fn a_guest_whose_memory_is_lost_goes_on_from_its_checkpoint_once() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let taken = lab.dewar(&["checkpoint", "g"]).done().json();
+    let record = lab.record("g");
+    lab.dewar(&["freeze", "g"]).done();
+    fs::remove_file(record["ram"][0]["path"].as_str().expect("path")).expect("lost");
+    let mut lost = note_of_earlier_boot(&record["process"], &["g"]);
+    lost["guests"][0]["fallback"] = taken["checkpoint"].clone();
+    let mut restored = None;
+    for round in ["lost", "dealt with"] {
+        fs::write(lab.root().join("host-reboot.json"), lost.to_string()).expect("note");
+        let told = lab.dewar(&["host-reboot", "--thaw"]);
+        assert_eq!(told.code, 5, "{round}: it is not as it was: {told:?}");
+        assert_eq!(told.json()["guests"][0]["state"], "restored", "{round}: {told:?}");
+        assert_goes_on(&lab, &mut guest, round);
+        let process = lab.pid("g");
+        assert_eq!(*restored.get_or_insert(process), process, "{round}");
+    }
+}
+
+/// Two that come at once, a unit's and its user's: one does it, the other is told that one is at work.
+#[test]
+fn two_thaws_after_a_boot_do_it_once() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let process = lab.record("g")["process"].clone();
+    lab.dewar(&["freeze", "g"]).done();
+    fs::write(
+        lab.root().join("host-reboot.json"),
+        note_of_earlier_boot(&process, &["g"]).to_string(),
+    )
+    .expect("note");
+    let held = HeldCheckpoint::at_with(&lab, &["host-reboot", "--thaw"], "thawed");
+    lab.dewar(&["host-reboot", "--thaw"]).failed(1, &["at work"]);
+    let (code, _, told) = held.go_on();
+    assert_eq!(code, 0, "{told}");
+    assert_goes_on(&lab, &mut guest, "two thaws");
+    assert_eq!(lab.dewar(&["host-reboot", "--thaw"]).done().json()["guests"], json!([]));
+}
+
+/// Where the note cannot be written the guests go on all the same, and the next command notes it.
+#[test]
+fn a_note_that_cannot_be_written_after_a_boot_keeps_no_guest_waiting() {
+    let lab = common::lab();
+    let mut guest = busy(&lab, "g");
+    let process = lab.record("g")["process"].clone();
+    lab.dewar(&["freeze", "g"]).done();
+    let path = lab.root().join("host-reboot.json");
+    fs::write(&path, note_of_earlier_boot(&process, &["g"]).to_string()).expect("note");
+    // What is written in its place cannot be: a folder has its name.
+    let part = lab.root().join("host-reboot.json.part");
+    fs::create_dir(&part).expect("in the way");
+    lab.dewar(&["host-reboot", "--thaw"]).failed(1, &["host-reboot.json"]);
+    fs::remove_dir(&part).expect("out of the way");
+    assert_goes_on(&lab, &mut guest, "no room");
+    let noted = lab.dewar(&["host-reboot", "--thaw"]).done().json();
+    assert_eq!(noted["guests"][0]["state"], "running", "{noted}");
+    assert_goes_on(&lab, &mut guest, "noted");
 }
 
 /// A plan names each guest that would be lost, and what to do; nothing is touched.
@@ -127,7 +239,7 @@ fn a_plan_tells_what_would_be_lost() {
 fn memory_without_a_name_is_a_guests_as_any() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
-    let before = record(&lab, "g");
+    let before = lab.record("g");
     let path = before["ram"][0]["path"].as_str().expect("path").to_owned();
     let pid = before["process"]["pid"].as_i64().expect("pid");
     let own = fs::metadata(&path).expect("RAM");

@@ -6,7 +6,7 @@ use super::live_memory::{Retrieved, require_device};
 use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
 use super::recover::undo;
-use crate::clock::now_ms;
+use crate::clock::{bring_forward, now_ms};
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::ram_dir::ram_dir;
@@ -17,7 +17,7 @@ use dewar_kernel::guest_tsc_khz;
 use dewar_registry::{GuestRecord, Kept};
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How long another command may have a guest.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,24 +51,30 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
         return Ok(Arrival::NotRebooted(undo(host, &note, reporter)?));
     }
     require_device(&note)?;
-    note.arrived_ms = Some(arrived_ms);
-    note.booted_for_ms = uptime_ms();
+    // Another command of ours was here, and died.
+    let was_begun = note.times.arrived_ms.is_some();
+    note.times.arrived_ms = Some(arrived_ms);
+    note.times.booted_for_ms = uptime_ms();
+    // Where this cannot be written the guests go on all the same.
+    let _ = note.save(host);
     reporter.stage("looking for the guests' memory");
     let memory = Memory::find(host, &note);
     reporter.stage("thawing");
+    let left = note.times.stopped_ms.filter(|_| was_begun);
     let outcomes = at_once(&note.guests, |kept| {
-        thaw(host, kept, &memory, reporter)
+        thaw(host, kept, &memory, left, reporter)
             .unwrap_or_else(|failure| Outcome::Failed { why: failure.whole() })
     });
     for (kept, outcome) in note.guests.iter_mut().zip(outcomes) {
         kept.outcome = Some(outcome);
     }
-    note.back_ms = Some(now_ms());
+    note.times.back_ms = Some(now_ms());
     note.tsc_faster_ppm = note.tsc_khz.zip(guest_tsc_khz().ok()).map(|(old, new)| faster(old, new));
     note.stage = Stage::Back;
     note.save(host)?;
     if let Ok(Some(retrieved)) = memory.retrieved {
-        let is_frozen = |kept: &KeptGuest| matches!(kept.outcome, Some(Outcome::Failed { .. }));
+        let is_frozen =
+            |kept: &KeptGuest| kept.outcome.as_ref().is_some_and(|outcome| !outcome.runs());
         // It has the memory of one that does not run, as long as that does not.
         if !note.guests.iter().any(is_frozen) {
             retrieved.dismiss();
@@ -133,15 +139,12 @@ fn thaw(
     host: &Host,
     kept: &KeptGuest,
     memory: &Memory,
+    left: Option<u64>,
     reporter: &dyn Reporter,
 ) -> Result<Outcome, Failure> {
     let guest = host.lock_within(&kept.name, PATIENCE)?;
     let Some(frozen) = is_frozen(&guest.record).cloned() else {
-        let why = match guest.record.process.is_alive() {
-            true => "it runs already",
-            false => "it is not frozen any more",
-        };
-        return Ok(Outcome::Failed { why: why.to_owned() });
+        return Ok(not_frozen_any_more(&guest.record, kept, left, reporter));
     };
     match memory.of(&guest.record, kept) {
         Found::There => {}
@@ -160,6 +163,36 @@ fn thaw(
     let outage_ms = since(frozen.stopped_ms);
     join_bridges(&kept.taps).iter().for_each(|why| reporter.warn(why));
     Ok(Outcome::Back { outage_ms, process: thawed.record.process })
+}
+
+/// What became of a guest that another command dealt with. `left` is when the guests were stopped, where that was a command
+/// of ours that died before it had noted it, and perhaps before it had set the guest's clock.
+fn not_frozen_any_more(
+    record: &GuestRecord,
+    kept: &KeptGuest,
+    left: Option<u64>,
+    reporter: &dyn Reporter,
+) -> Outcome {
+    let process = record.process;
+    if !process.is_alive() {
+        return Outcome::Failed { why: "it is not frozen any more".to_owned() };
+    }
+    // That command may not have come to them.
+    join_bridges(&kept.taps).iter().for_each(|why| reporter.warn(why));
+    if let Some(left) = left {
+        let left = SystemTime::UNIX_EPOCH + Duration::from_millis(left);
+        let clock = bring_forward(false, left, &record.arguments, &record.folder);
+        if let Err(why) = clock.set {
+            reporter.warn(&format!("the clock of '{}' is behind: {why}", kept.name));
+        }
+    }
+    let origin = record.origin.as_ref().map(|origin| &origin.image);
+    match origin.is_some() && origin == kept.fallback.as_ref() {
+        true => {
+            Outcome::Restored { lost: "it was brought back from it meanwhile".to_owned(), process }
+        }
+        false => Outcome::RunsAlready { process },
+    }
 }
 
 /// By how many millionths a counter is faster than it was.

@@ -3,7 +3,7 @@
 use super::at_once::{Gate, at_once};
 use super::bridges::bridged_taps;
 use super::live_memory::{self, OpenRam};
-use super::note::{KeptGuest, Note, Stage};
+use super::note::{KeptGuest, Note, Stage, Times};
 use super::own_command::own_command;
 use super::plan::{Fallback, How, Plan};
 use super::recover::undo;
@@ -21,10 +21,13 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long another command may have a guest.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may take to write to disk what programs have written: after that a file system does not answer.
+const SYNC_WITHIN: Duration = Duration::from_secs(300);
 /// The tag of checkpoints that are taken for the case of a loss.
 const TAG: &str = "host-reboot";
 
@@ -90,11 +93,7 @@ fn note(plan: &Plan, guests: Vec<KeptGuest>) -> Note {
         others: plan.names(How::Store).map(str::to_owned).collect(),
         tsc_khz: guest_tsc_khz().ok(),
         tsc_faster_ppm: None,
-        stopped_ms: None,
-        left_ms: None,
-        arrived_ms: None,
-        booted_for_ms: None,
-        back_ms: None,
+        times: Times::default(),
     }
 }
 
@@ -140,19 +139,18 @@ fn freeze_and_go(
     watcher: &Watcher,
     reporter: &dyn Reporter,
 ) -> Result<(), Failure> {
-    // What other programs have written must not keep the guests waiting.
-    rustix::fs::sync();
+    sync_before_freeze(reporter)?;
     reporter.stage("freezing");
     freeze_all(host, plan, note, watcher, reporter)?;
     reporter.reached("frozen");
     // Nobody lets one go on, or starts another, whose kernel is about to end.
     let (_locks, records) = lock_all(host, note)?;
-    note.stopped_ms =
+    note.times.stopped_ms =
         records.iter().filter_map(|it| it.frozen.as_ref().and_then(|it| it.stopped_ms)).min();
     reporter.stage("writing to disk");
     write_out(host, &records)?;
     note.stage = Stage::Leaving;
-    note.left_ms = Some(now_ms());
+    note.times.left_ms = Some(now_ms());
     note.save(host)?;
     reporter.reached("leaving");
     if plan.now {
@@ -167,6 +165,23 @@ fn freeze_and_go(
         }
         status => Err(failed(status.to_string())),
     }
+}
+
+/// Has on disk what programs have written, while the guests run: the new kernel does not have it otherwise, and once
+/// they are frozen they would wait for it.
+fn sync_before_freeze(reporter: &dyn Reporter) -> Result<(), Failure> {
+    reporter.stage("writing to disk");
+    let (done, synced) = mpsc::channel();
+    std::thread::spawn(move || {
+        rustix::fs::sync();
+        let _ = done.send(());
+    });
+    synced.recv_timeout(SYNC_WITHIN).map_err(|_| {
+        let what = "what programs have written is not on disk after 5 minutes";
+        Failure::new(Code::Failed, what).advice(
+            "a file system does not answer, one on a network perhaps: 'sync -f' on each finds it",
+        )
+    })
 }
 
 /// Freezes all guests that are kept: when each is ready they stop together, or none does.

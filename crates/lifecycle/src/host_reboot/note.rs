@@ -50,20 +50,24 @@ pub struct Note {
     /// By how many millionths the new kernel found it to count faster.
     #[serde(default)]
     pub tsc_faster_ppm: Option<i64>,
-    /// When the first guest was stopped, in milliseconds since 1970.
-    #[serde(default)]
+    /// When it came how far.
+    #[serde(flatten)]
+    pub times: Times,
+}
+
+/// When a reboot came how far. Moments are in milliseconds since 1970.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    /// When the first guest was stopped.
     pub stopped_ms: Option<u64>,
-    /// When the old kernel was left, in milliseconds since 1970.
-    #[serde(default)]
+    /// When the old kernel was left.
     pub left_ms: Option<u64>,
     /// When the new kernel's first command of ours began.
-    #[serde(default)]
     pub arrived_ms: Option<u64>,
-    /// How long that kernel had run by then.
-    #[serde(default)]
+    /// How long that kernel had run by then, in milliseconds.
     pub booted_for_ms: Option<u64>,
     /// When the last guest was back.
-    #[serde(default)]
     pub back_ms: Option<u64>,
 }
 
@@ -97,6 +101,11 @@ pub enum Outcome {
         /// Its QEMU.
         process: ProcessId,
     },
+    /// It was found running, not frozen: another command let it go on, or this one after another had died.
+    RunsAlready {
+        /// Its QEMU.
+        process: ProcessId,
+    },
     /// Its memory was lost, and it goes on from a checkpoint.
     Restored {
         /// Why.
@@ -109,6 +118,24 @@ pub enum Outcome {
         /// Why, and what to do.
         why: String,
     },
+}
+
+impl Outcome {
+    /// Whether the guest runs as if nothing had been.
+    pub fn is_as_it_was(&self) -> bool {
+        match self {
+            Self::Back { .. } | Self::RunsAlready { .. } => true,
+            Self::Restored { .. } | Self::Failed { .. } => false,
+        }
+    }
+
+    /// Whether it runs, be it from a checkpoint.
+    pub fn runs(&self) -> bool {
+        match self {
+            Self::Back { .. } | Self::RunsAlready { .. } | Self::Restored { .. } => true,
+            Self::Failed { .. } => false,
+        }
+    }
 }
 
 impl Note {
@@ -152,6 +179,9 @@ pub fn since_reboot(note: &Note, record: &GuestRecord) -> Option<(String, Option
             let away = format_duration(outage);
             Some((format!("kept across the host's reboot, away for {away}"), Some(outage)))
         }
+        Outcome::RunsAlready { process } if process.is_same(&record.process) => {
+            Some(("found running after the host's reboot".to_owned(), None))
+        }
         Outcome::Failed { why } if record.phase == Phase::Frozen => {
             Some((format!("not back since the host's reboot: {why}"), None))
         }
@@ -159,7 +189,10 @@ pub fn since_reboot(note: &Note, record: &GuestRecord) -> Option<(String, Option
             let text = format!("from its checkpoint since the host's reboot: {lost}");
             Some((text, None))
         }
-        _ => None,
+        Outcome::Back { .. }
+        | Outcome::RunsAlready { .. }
+        | Outcome::Restored { .. }
+        | Outcome::Failed { .. } => None,
     }
 }
 
