@@ -14,15 +14,18 @@
 //!   Too early is: after its deadline, but before its overrun is worked off (deadline + overrun *
 //!   period / runtime). The timer that gives it a new runtime came while the thread was not in
 //!   the class. Leaving the class once more mends that.
-//! - Reading `sched_rt_runtime_us` builds scheduling domains anew (6.16 and later).
+//! - The bandwidth of a thread that wants to run and is killed, or leaves and is killed, is now and then taken off
+//!   twice, or never. Where the sum falls below nothing, a small reservation is refused and a large one is not.
+//! - Reading `sched_rt_runtime_us` builds scheduling domains anew, and what is promised is counted anew
+//!   (6.16 and later). So a refusal is believed only after that.
 //! - The run time in `schedstat` is exact for a thread that does not run. For one
 //!   that does it may be old by several ticks.
 
 use crate::KernelError;
 use std::fs;
 use std::io;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A thread of any process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +83,8 @@ const DEADLINE: u32 = 6;
 /// does not let a thread in this class make any.
 const RESET_ON_FORK: u64 = 1;
 const RECLAIM: u64 = 2;
+/// To count anew, the kernel builds its scheduling domains anew.
+const COUNTED_ANEW_EVERY: Duration = Duration::from_secs(10);
 /// So little of a CPU that the kernel counts it as nothing: the shortest runtime in
 /// about the longest period (`sched_deadline_period_max_us`).
 const NOTHING: Reservation = Reservation {
@@ -116,14 +121,20 @@ impl Task {
     /// `CAP_SYS_NICE` or where the thread may not run on all CPUs.
     pub fn reserve(self, reservation: Reservation) -> Result<(), KernelError> {
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
-        self.set(Attributes {
+        let attributes = Attributes {
             policy: DEADLINE,
             flags: RESET_ON_FORK | if reservation.reclaim { RECLAIM } else { 0 },
             runtime: nanoseconds(reservation.runtime),
             deadline: nanoseconds(reservation.period),
             period: nanoseconds(reservation.period),
             ..Attributes::default()
-        })
+        };
+        match self.set(attributes) {
+            Err(error) if error.errno() == Some(libc::EBUSY) && bandwidth_counted_anew() => {
+                self.set(attributes)
+            }
+            result => result,
+        }
     }
 
     /// Schedules it as it was before.
@@ -265,6 +276,18 @@ pub fn threads_of(process: i32) -> Vec<Task> {
 pub fn deadline_limit() -> f64 {
     static LIMIT: OnceLock<f64> = OnceLock::new();
     *LIMIT.get_or_init(read_deadline_limit)
+}
+
+/// Has the kernel count anew what it has promised, unless it did a moment ago; false where it did.
+fn bandwidth_counted_anew() -> bool {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Instant::now();
+    if last.is_some_and(|last| now - last < COUNTED_ANEW_EVERY) {
+        return false;
+    }
+    *last = Some(now);
+    fs::read_to_string("/proc/sys/kernel/sched_rt_runtime_us").is_ok()
 }
 
 fn read_deadline_limit() -> f64 {
