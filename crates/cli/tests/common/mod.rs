@@ -20,6 +20,13 @@ pub fn lab() -> Lab {
     Lab::new(env!("CARGO_BIN_EXE_dewar")).expect("a lab").warm()
 }
 
+/// Copies a program by another process. If this one had the copy open for writing, so would any that a neighbouring test
+/// starts meanwhile, until it calls exec(2); and what is open for writing cannot be executed.
+pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
+    let status = Command::new("cp").arg(from).arg(to).status();
+    assert!(status.expect("cp").success(), "{} to {}", from.display(), to.display());
+}
+
 /// A checkpoint that stops itself (SIGSTOP) at a step.
 pub struct HeldCheckpoint {
     pub child: Child,
@@ -50,7 +57,7 @@ impl HeldCheckpoint {
         let pid = child.id() as i32;
         dewar_testkit::wait_until(
             &format!("step {step}"),
-            std::time::Duration::from_secs(60),
+            std::time::Duration::from_secs(300),
             || {
                 assert!(dewar_testkit::is_alive(pid), "the checkpoint ended before step {step}");
                 dewar_testkit::signal_stop(pid)

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 fn small(extra: &[&str]) -> GuestSpec {
     let extra = extra.iter().map(|word| (*word).to_owned()).collect();
@@ -75,7 +75,7 @@ fn a_qemu_that_hangs_is_ended_at_once() {
     kill(pid, Signal::STOP);
     let began = Instant::now();
     lab.dewar(&["stop", "g", "--now"]).done();
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(!dewar_testkit::is_alive(pid));
 }
 
@@ -237,7 +237,7 @@ fn a_pause_ends_whatever_becomes_of_the_command() {
                 kill(guardian, Signal::STOP);
             }
             guest.console.ask("verify").unwrap_or_else(|error| panic!("{case}: {error}"));
-            assert!(began.elapsed() < Duration::from_secs(15), "{case}: {:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(60), "{case}: {:?}", began.elapsed());
             // What stands is the parent of the command that was ended.
             kill(pid, Signal::CONT);
             child.wait().expect("wait");
@@ -295,6 +295,13 @@ fn with_agent_port(lab: &Lab, extra: &[&str]) -> TestGuest {
     let port = "virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
     let line = ["-device", "virtio-serial", "-chardev", &socket, "-device", port];
     lab.run("g", &small(&[&line, extra].concat())).expect("guest")
+}
+
+/// How far a guest's clock is behind the host's.
+fn seconds_behind(guest: &mut TestGuest) -> u64 {
+    let told = guest.console.ask_number("time").expect("time");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    now.as_secs().saturating_sub(told)
 }
 
 fn start_agent(guest: &mut TestGuest) {
@@ -361,10 +368,6 @@ fn a_copy_with_a_new_identity_has_addresses_of_its_own() {
 fn the_clock_of_a_guest_that_comes_back_is_set() {
     let lab = common::lab();
     let mut guest = with_agent_port(&lab, &[]);
-    let now = || {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.expect("after 1970").as_secs()
-    };
     lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
     start_agent(&mut guest);
     lab.dewar(&["checkpoint", "g", "--tag", "agent"]).done();
@@ -373,7 +376,7 @@ fn the_clock_of_a_guest_that_comes_back_is_set() {
     let told = lab.restore(&mut guest, &["before", "--replace"]).expect("restore").json();
     assert_eq!(told["clock"]["set"], false, "{told}");
     assert!(told["clock"]["behind_ms"].as_u64() > Some(5_000), "{told}");
-    let behind = now() - guest.console.ask_number("time").expect("time");
+    let behind = seconds_behind(&mut guest);
     assert!(behind >= 5, "{behind} s");
 
     for (line, is_set) in
@@ -381,7 +384,7 @@ fn the_clock_of_a_guest_that_comes_back_is_set() {
     {
         let told = lab.restore(&mut guest, line).expect("restore").json();
         assert_eq!(told["clock"]["set"], is_set, "{told}");
-        let behind = now() - guest.console.ask_number("time").expect("time");
+        let behind = seconds_behind(&mut guest);
         assert_eq!(behind <= 2, is_set, "{line:?}: {behind} s");
     }
 }

@@ -527,7 +527,7 @@ fn a_program_that_is_replaced_meanwhile_keeps_it_waiting_all_the_same() {
     let Some(mut pair) = Pair::new(test, |it| it) else { return };
     pair.a.ask("check 500 2 none");
     let program = pair.a.lab.path().join("dewar-b");
-    fs::copy(pair.b.program(), &program).expect("program");
+    common::copy_program(pair.b.program(), &program);
     let mut line = Hosts::line_of("c", &pair.via_b, &pair.b, &["--max-downtime", "2s"]);
     let place = line.iter().position(|it| it == "--remote-dewar").expect("option");
     line[place + 1] = program.display().to_string();

@@ -201,7 +201,7 @@ fn one_under_a_filter_of_system_calls_is_copied_while_it_runs() {
     c.ask("fill 32 noise");
     c.ask("check 1000 2 none");
     let taken = c.dewar(&["checkpoint", "c"]).done().json();
-    assert!(taken["captured"]["stopped"].as_u64() < Some(2000), "{taken}");
+    assert!(taken["captured"]["stopped"].as_u64() < Some(6000), "{taken}");
     c.is_well();
     c.dewar(&["restore", "c", "--replace"]).done();
     c.is_well();

@@ -153,7 +153,7 @@ fn a_link_that_stands_still_keeps_no_guest_waiting() {
     let began = Instant::now();
     let (code, _, said) = held.go_on();
     assert_eq!(code, 1, "{said}");
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}: {said}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(150), "{:?}: {said}", began.elapsed());
     hosts.reach(false);
     hosts.guest.console.ask("verify").expect("verify");
     hosts.a.dewar(&["freeze", "g"]).done();

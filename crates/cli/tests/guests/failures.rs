@@ -386,7 +386,7 @@ fn who_lacks_the_rights_is_told_so() {
     lab.run("g", &GuestSpec::default()).expect("guest");
     // The repository may lie where others cannot look.
     let dewar = lab.path().join("dewar");
-    std::fs::copy(env!("CARGO_BIN_EXE_dewar"), &dewar).expect("copy");
+    common::copy_program(Path::new(env!("CARGO_BIN_EXE_dewar")), &dewar);
     std::fs::set_permissions(lab.path(), Permissions::from_mode(0o777)).expect("chmod");
     let nobody = |root: &Path, line: &[&str]| {
         let mut command = Command::new("setpriv");

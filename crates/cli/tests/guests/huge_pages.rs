@@ -5,6 +5,7 @@ use crate::common::{self, assert_exact};
 use dewar_testkit::{Console, GuestSpec, Lab};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 /// For a guest of 256 MiB, another beside it, and some to spare.
@@ -15,15 +16,20 @@ const WANTED: u64 = 300;
 pub(crate) struct HugePages {
     mount: PathBuf,
     pool_before: Option<u64>,
+    /// The pool is one for the host.
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl HugePages {
     /// Of a pool; nothing where this host does not give any.
     pub(crate) fn of_pool(lab: &Lab) -> Option<Self> {
+        static POOL_IS_OURS: Mutex<()> = Mutex::new(());
+        let alone = POOL_IS_OURS.lock().unwrap_or_else(PoisonError::into_inner);
         let before = pool()?;
         std::fs::write(POOL, (before + WANTED).to_string()).ok()?;
-        let this = Self::mount(lab, Some(before), &["-t", "hugetlbfs", "-o", "pagesize=2M"]);
-        this.filter(|_| pool().is_some_and(|now| now >= before + WANTED))
+        let mut this = Self::mount(lab, Some(before), &["-t", "hugetlbfs", "-o", "pagesize=2M"])?;
+        this._alone = Some(alone);
+        pool().is_some_and(|now| now >= before + WANTED).then_some(this)
     }
 
     /// As the kernel finds them.
@@ -34,7 +40,7 @@ impl HugePages {
     fn mount(lab: &Lab, pool_before: Option<u64>, how: &[&str]) -> Option<Self> {
         let mount = lab.path().join("huge");
         std::fs::create_dir(&mount).expect("folder");
-        let this = Self { mount, pool_before };
+        let this = Self { mount, pool_before, _alone: None };
         let mounted = Command::new("mount").args(how).arg("none").arg(&this.mount).status();
         mounted.is_ok_and(|it| it.success()).then_some(this)
     }

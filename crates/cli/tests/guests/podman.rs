@@ -83,7 +83,7 @@ fn one_of_podman_goes_on_and_podman_knows() {
     c.ask("fill 32 noise");
     c.ask("check 2000 2 none");
     let taken = c.dewar(&["checkpoint", "c"]).done().json();
-    assert!(taken["captured"]["stopped"].as_u64() < Some(2500), "{taken}");
+    assert!(taken["captured"]["stopped"].as_u64() < Some(6000), "{taken}");
     c.is_well();
     let second = c.dewar(&["checkpoint", "c"]).done().json();
     assert!(second["stored_bytes"].as_u64() < taken["stored_bytes"].as_u64().map(|it| it / 2));

@@ -187,7 +187,7 @@ fn a_link_that_stands_still_is_not_waited_for() {
     let began = Instant::now();
     let (code, _, said) = held.go_on();
     assert_eq!(code, 5, "{said}");
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(150), "{:?}", began.elapsed());
     hosts.quiet_states("stands still");
     hosts.a.dewar(&["migrate", "g", "--resume"]).done();
     assert!(hosts.assert_on_one("another link"));

@@ -200,7 +200,7 @@ fn a_guest_that_is_just_being_reset_is_neither_moved_nor_frozen() {
 /// The guest is reset under a command that stands still. That fails when it goes on, and the guest boots.
 fn is_refused_at_its_reset(hosts: &mut Hosts, command: HeldCheckpoint) {
     hosts.guest.console.send("spawn reboot -f").expect("reboot");
-    wait_until("it to be held", Duration::from_secs(4), || {
+    wait_until("it to be held", Duration::from_secs(60), || {
         hosts.a.root().join("guests/g/resetting.json").exists()
     });
     let (code, _, said) = command.go_on();

@@ -115,7 +115,7 @@ fn what_is_kept_is_given_up_for_others_and_after_a_while() {
     };
     say("0.00");
     let path = pressure.path().display().to_string();
-    let environment = [("DEWAR_TEST_PRESSURE", path.as_str()), ("DEWAR_TEST_KEPT_FOR", "6")];
+    let environment = [("DEWAR_TEST_PRESSURE", path.as_str()), ("DEWAR_TEST_KEPT_FOR", "20")];
     let how = How { disk: "cache=warm", environment: &environment, ..How::default() };
     let mut warm = Warm::started(&how);
     for (held, why) in [(1, "the host is short of memory"), (2, "nobody asked for it for long")] {
@@ -124,7 +124,7 @@ fn what_is_kept_is_given_up_for_others_and_after_a_while() {
         if held == 1 {
             say("27.50");
         }
-        wait_until("it to be given up", Duration::from_secs(15), || {
+        wait_until("it to be given up", Duration::from_secs(60), || {
             let told = warm.told();
             told["released"].as_str().is_some_and(|it| it.contains(why))
                 && told["disks"][0]["kept"] == 0

@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn what_stops_too_late_is_let_go() {
         let waits =
-            "if (syscall(58) == 0) { select(undef, undef, undef, 0.3); syscall(60, 0) } sleep 60";
+            "if (syscall(58) == 0) { select(undef, undef, undef, 3); syscall(60, 0) } sleep 60";
         let mut child = Command::new("perl").args(["-e", waits]).spawn().expect("perl");
         let process = child.id() as i32;
         let state = || {
