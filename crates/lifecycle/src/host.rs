@@ -8,7 +8,7 @@ use dewar_guest_qemu::RamRoom;
 use dewar_image::{Location, Store};
 use dewar_kernel::KernelError;
 use dewar_qos::Ledger;
-use dewar_registry::{GuestFolder, GuestRecord, Registry, RegistryError};
+use dewar_registry::{GuestFolder, GuestLock, GuestRecord, Registry, RegistryError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ impl Host {
         name: &str,
         first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
     ) -> Result<LockedGuest, Failure> {
-        self.lock_with(name, Duration::ZERO, first)
+        self.lock_with(name, GuestFolder::lock, first)
     }
 
     /// The same as [`Host::lock`], where another command that has the guest may have so long to
@@ -96,18 +96,18 @@ impl Host {
     /// # Errors
     /// As [`Host::lock`].
     pub fn lock_within(&self, name: &str, patience: Duration) -> Result<LockedGuest, Failure> {
-        self.lock_with(name, patience, |_, _| Ok(()))
+        self.lock_with(name, |folder| folder.lock_within(patience), |_, _| Ok(()))
     }
 
     fn lock_with(
         &self,
         name: &str,
-        patience: Duration,
+        lock: impl FnOnce(&GuestFolder) -> Result<GuestLock, RegistryError>,
         first: impl FnOnce(&GuestFolder, &mut GuestRecord) -> Result<(), Failure>,
     ) -> Result<LockedGuest, Failure> {
         let folder = self.registry.guest(name)?;
         folder.record()?;
-        let lock = folder.lock_within(patience)?;
+        let lock = lock(&folder)?;
         // Read again: the command that held the lock may have changed it.
         let mut record = folder.record()?;
         first(&folder, &mut record)?;
@@ -147,7 +147,7 @@ impl Host {
             record.name != name
                 && record.frozen.is_none()
                 && !record.process.is_alive()
-                && folder.lock().is_ok()
+                && folder.try_lock().is_ok()
         };
         // Of guests that cannot be listed all counts.
         let ended = self.guests().unwrap_or_default().into_iter().filter(ended);
@@ -185,7 +185,8 @@ impl Host {
                 failures.push(error.into());
                 continue;
             }
-            match self.lock(&name) {
+            // Not waited for: there may be many that commands work on.
+            match self.lock_with(&name, GuestFolder::try_lock, |_, _| Ok(())) {
                 Ok(guest) => drop(guest.folder.remove(TROUBLE)),
                 Err(failure) if failure.is_attention() => {
                     failures.extend(self.not_told_before(&name, failure));

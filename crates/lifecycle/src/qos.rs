@@ -203,7 +203,7 @@ fn successor(
                 Ok(subject) => return Ok(Some(subject)),
                 // The command that moves it is still at work, or took it for a checkpoint: that may
                 // take minutes.
-                Err(_) if matches!(folder.lock(), Err(RegistryError::Locked(_))) => {
+                Err(_) if matches!(folder.try_lock(), Err(RegistryError::Locked(_))) => {
                     began = Instant::now();
                 }
                 Err(_) if began.elapsed() < BETWEEN => {}

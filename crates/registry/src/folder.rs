@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often a lock that somebody has is tried again.
-const LOCK_POLL: Duration = Duration::from_millis(50);
+const LOCK_POLL: Duration = Duration::from_millis(10);
+/// How long a process of ours has the lock that sees to a guest which has just ended, or only looks who has it.
+const A_LOOK: Duration = Duration::from_millis(300);
 
 /// The file that is locked.
 const LOCK: &str = "lock";
@@ -109,9 +111,9 @@ impl GuestFolder {
     /// # Errors
     /// As [`GuestFolder::lock`].
     pub fn lock_within(&self, patience: Duration) -> Result<GuestLock, RegistryError> {
-        let began = Instant::now();
+        let (began, patience) = (Instant::now(), patience.max(A_LOOK));
         loop {
-            match self.lock() {
+            match self.try_lock() {
                 Err(RegistryError::Locked(_)) if began.elapsed() < patience => {
                     std::thread::sleep(LOCK_POLL);
                 }
@@ -120,11 +122,19 @@ impl GuestFolder {
         }
     }
 
-    /// Makes the folder where it is missing, and takes the lock.
+    /// Makes the folder where it is missing, and takes the lock. A process of ours that only looks at the guest is waited for.
     ///
     /// # Errors
     /// [`RegistryError::Locked`] where another command holds it.
     pub fn lock(&self) -> Result<GuestLock, RegistryError> {
+        self.lock_within(Duration::ZERO)
+    }
+
+    /// The same without waiting: for one that looks whether a command has the guest.
+    ///
+    /// # Errors
+    /// As [`GuestFolder::lock`].
+    pub fn try_lock(&self) -> Result<GuestLock, RegistryError> {
         let path = self.file(LOCK);
         loop {
             self.make()?;
@@ -255,5 +265,31 @@ impl GuestFolder {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
             removed => removed.map_err(io_error("remove", &self.path)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+
+    /// Our own processes look at a guest for a moment, just when it has ended: a command that comes then is not to fail.
+    #[test]
+    fn a_look_is_waited_for_and_a_command_at_work_is_not() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let folder = Registry::new(root.path()).guest("g").expect("name");
+        let is_locked = |lock| matches!(lock, Err(RegistryError::Locked(name)) if name == "g");
+        let looks = folder.try_lock().expect("nobody has it");
+        assert!(is_locked(folder.try_lock()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(A_LOOK / 3);
+                drop(looks);
+            });
+            let lock = folder.lock().expect("it was a look");
+            assert!(is_locked(folder.lock()), "this one is at work");
+            drop(lock);
+        });
+        folder.lock().expect("nobody has it");
     }
 }

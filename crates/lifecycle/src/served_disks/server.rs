@@ -91,7 +91,7 @@ pub fn serve(host: &Host, name: &str) -> Result<(), Failure> {
     let runs = || folder.record().is_ok_and(|record| record.process.is_alive());
     // Where one had them already, and is gone, a command wants them for itself.
     let had_one = server.now().disks.iter().any(|disk| disk.from_disk + disk.from_memory > 0);
-    let is_awaited = || !had_one && folder.lock().is_err();
+    let is_awaited = || !had_one && folder.try_lock().is_err();
     let is_needed = || has_disks() && (runs() || is_awaited());
     while is_needed() && start(folder.root(), "__disks", name).is_err() {
         std::thread::sleep(TICK);

@@ -110,7 +110,7 @@ impl Supervisor<'_> {
             }
             // A command with the lock may be about to give it a QEMU; any other wants the disks for itself, or starts a
             // supervisor of its own.
-            let lock = self.folder.lock();
+            let lock = self.folder.try_lock();
             let is_awaited = lock.is_err() && (!has_had_one || is_handed_over(self.folder));
             let record = self.folder.record_if_any()?;
             if !is_awaited && !record.is_some_and(|record| record.process.is_alive()) {
