@@ -166,7 +166,7 @@ fuzz:
 
 install: guest
 	cargo build --release -p dewar-cli
-	install -D -m 755 .cache/guest/root/bin/dewar-beat $(DESTDIR)/usr/local/bin/dewar-beat
+	install -D -m 755 .cache/guest/more/bin/dewar-beat $(DESTDIR)/usr/local/bin/dewar-beat
 	install -D -m 755 target/release/dewar $(DESTDIR)/usr/local/bin/dewar
 	target/release/dewar man $(DESTDIR)/usr/local/share/man/man1
 	install -d $(DESTDIR)/usr/local/share/bash-completion/completions

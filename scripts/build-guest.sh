@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the test guest: the distribution's kernel and a busybox initramfs with
-# Dewar's guest program. Result: .cache/guest/{vmlinuz,initrd}, and vmlinux where the kernel can be
-# booted without unpacking itself, which takes an emulated processor a second.
+# Dewar's guest program. Result: .cache/guest/{vmlinuz,initrd}, an initrd-small without what few guests
+# need, and vmlinux where the kernel can be booted without unpacking itself, which takes an emulated
+# processor a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
@@ -11,7 +12,7 @@ guest=$cache/guest
 mkdir -p "$cache" "$guest"
 sources=(crates/beat crates/testkit/guest scripts/build-guest.sh)
 # One that was built without the guest agent is built again when that is there.
-has_agent() { ! command -v qemu-ga >/dev/null || [ -e "$guest/root/bin/qemu-ga" ]; }
+has_agent() { ! command -v qemu-ga >/dev/null || [ -e "$guest/more/bin/qemu-ga" ]; }
 if [ -e "$guest/initrd" ] && has_agent && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
     exit 0
 fi
@@ -62,34 +63,38 @@ cp "$(command -v busybox)" "$root/bin/busybox"
 for applet in sh mount mkdir insmod sleep cat echo poweroff reboot nice ls dd sync mknod ip ifconfig httpd; do
     ln -sf busybox "$root/bin/$applet"
 done
-# chrt, for a heartbeat that the guest's own load does not delay.
-chrt=$(command -v chrt)
-cp "$chrt" "$root/bin/chrt"
-ldd "$chrt" | grep -o '/[^ ]*' | while read -r library; do
-    mkdir -p "$root$(dirname "$library")"
-    cp -L "$library" "$root$library"
-done
-# The guest agent, where it is installed: tests need it.
-if agent=$(command -v qemu-ga); then
-    cp "$agent" "$root/bin/qemu-ga"
-    ldd "$agent" | grep -o '/[^ ]*' | while read -r library; do
-        mkdir -p "$root$(dirname "$library")"
-        cp -L "$library" "$root$library"
+# Copies a program and the libraries that it needs.
+with_libraries() {
+    local to=$1 program=$2 library
+    cp "$program" "$to/bin/$(basename "$program")"
+    ldd "$program" | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$to$(dirname "$library")"
+        cp -L "$library" "$to$library"
     done
-    # It sets the hardware clock by this.
-    mkdir -p "$root/sbin" "$root/var/run" "$root/run" "$root/tmp"
-    ln -sf ../bin/busybox "$root/sbin/hwclock"
-fi
+}
+# chrt, for a heartbeat that the guest's own load does not delay.
+with_libraries "$root" "$(command -v chrt)"
 # Without symbols: the guests have little memory, and all this lies in it.
 rustc --edition 2024 -O -C target-feature=+crt-static -C panic=abort -C strip=symbols \
     -o "$root/bin/dewar-guest" crates/testkit/guest/main.rs
+cp crates/testkit/guest/init "$root/init"
+chmod +x "$root/init"
+
+# What few guests need is in few guests' memory.
+more=$guest/more
+rm -rf "$more" && mkdir -p "$more/bin"
+# The guest agent, where it is installed: tests need it.
+if agent=$(command -v qemu-ga); then
+    with_libraries "$more" "$agent"
+    # It sets the hardware clock by this.
+    mkdir -p "$more/sbin" "$more/var/run" "$more/run" "$more/tmp"
+    ln -sf ../bin/busybox "$more/sbin/hwclock"
+fi
 # What tells the host about deadlines, and the program that has them.
 host=$(rustc -vV | sed -n 's/^host: //p')
 RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -q -p dewar-beat \
     --bins --examples --target "$host"
-cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$root/bin/"
-cp crates/testkit/guest/init "$root/init"
-chmod +x "$root/init"
+cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$more/bin/"
 
 # The modules that are not built in, each after those that it needs.
 depmod -b "${modules%/lib/modules/*}" "$version"
@@ -131,5 +136,7 @@ if ! readelf -nW "$guest/vmlinux" 2>/dev/null | grep 'Xen .*0x0*12\b' >/dev/null
     rm -f "$guest/vmlinux"
     echo "build-guest: no unpacked kernel that QEMU can enter was found; guests boot vmlinuz, a second slower"
 fi
-(cd "$root" && find . | cpio -o -H newc --quiet) >"$guest/initrd.part"
+(cd "$root" && find . | cpio -o -H newc --quiet) >"$guest/initrd-small"
+# The kernel unpacks one archive after the other (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+(cd "$more" && find . | cpio -o -H newc --quiet) | cat "$guest/initrd-small" - >"$guest/initrd.part"
 mv "$guest/initrd.part" "$guest/initrd"

@@ -33,6 +33,7 @@
 //!   port has at most 4,095 bytes.
 //! - `show FILE`: the file's lines, with `;` between.
 //! - `time`: the guest's clock, in seconds since 1970.
+//! - `settle`: drops the file cache, and clears all memory that is free: what boot left in it.
 //! - `quit`: powers the guest down.
 
 mod files;
@@ -161,6 +162,7 @@ fn serve(commands: &str, answers: Option<&String>) {
                 .duration_since(std::time::UNIX_EPOCH)
                 .map(|since| since.as_secs().to_string())
                 .map_err(|error| error.to_string()),
+            "settle" => settle(),
             "quit" => {
                 let _ = std::process::Command::new("poweroff").arg("-f").status();
                 Ok(String::new())
@@ -173,6 +175,17 @@ fn serve(commands: &str, answers: Option<&String>) {
         };
         let _ = writeln!(answers, "\n@{text}");
     }
+}
+
+fn settle() -> Result<String, String> {
+    std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|error| error.to_string())?;
+    let told = std::fs::read_to_string("/proc/meminfo").map_err(|error| error.to_string())?;
+    let line = told.lines().find(|line| line.starts_with("MemFree:")).ok_or("no MemFree")?;
+    let free: usize = line.split_whitespace().nth(1).and_then(|it| it.parse().ok()).unwrap_or(0);
+    // The kernel clears each page that is written to first, and needs some for itself.
+    let mut all = vec![0_u8; (free * 960).saturating_sub(8 << 20)];
+    all.iter_mut().step_by(PAGE).for_each(|byte| *std::hint::black_box(byte) = 0);
+    Ok((all.len() >> 20).to_string())
 }
 
 fn spawn(words: &[&str]) -> Result<String, String> {

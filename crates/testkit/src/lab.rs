@@ -187,11 +187,15 @@ impl Lab {
         Ran::of(&self.command(arguments).output().expect("dewar starts"))
     }
 
-    /// Starts a guest through `dewar run` and waits until its program obeys.
+    /// Starts a guest through `dewar run` and waits until its program obeys, where it boots one.
     ///
     /// # Errors
     /// Where it does not start.
     pub fn run(&self, name: &str, spec: &GuestSpec) -> Result<TestGuest> {
+        if !spec.boots {
+            self.start(name, spec)?;
+            return self.attach(name);
+        }
         match warm::warm_spec(spec).filter(|_| self.warm) {
             Some(fitting) => self.run_warm(name, spec, &fitting),
             None => {
@@ -207,15 +211,14 @@ impl Lab {
         let mut other = None;
         let state = warm::state_of(fitting, || {
             let lab = other.insert(Self::new(&self.dewar)?);
+            warm::make_served(lab.path(), fitting)?;
             lab.start("warm", fitting)?;
-            lab.reach("warm")?;
+            lab.reach("warm")?.console.ask("settle")?;
             Ok(lab.qmp_socket("warm"))
         })?;
         self.start(name, spec)?;
         warm::load(&self.qmp_socket(name), &state, &self.path().join("warm.qcow2"))?;
-        let folder = self.guest_folder(name)?;
-        let console = Console::connect(&folder.join("console"))?;
-        let mut guest = TestGuest { name: name.to_owned(), folder, console };
+        let mut guest = self.attach(name)?;
         guest.console.ask("count").context("the guest goes on")?;
         Ok(guest)
     }
@@ -230,10 +233,13 @@ impl Lab {
         let mut arguments = vec!["run", name];
         arguments.extend(spec.qos.then_some("--qos"));
         arguments.extend(spec.served.iter().flat_map(|disk| ["--disk", disk]));
+        arguments.extend(spec.run_words.iter().map(String::as_str));
         arguments.push("--");
         arguments.extend(line.iter().map(String::as_str));
-        let ran = self.dewar(&arguments);
-        ensure!(ran.code == 0, "dewar run: {}", ran.stderr);
+        let mut command = self.command(&arguments);
+        command.envs(spec.environment.iter().map(|(name, value)| (name, value)));
+        let ran = Ran::of(&command.output()?);
+        ensure!(ran.code == 0, "dewar run: exit code {}: {}", ran.code, ran.stderr);
         Ok(())
     }
 
@@ -242,11 +248,19 @@ impl Lab {
     /// # Errors
     /// Where it does not.
     pub fn reach(&self, name: &str) -> Result<TestGuest> {
-        let folder = self.guest_folder(name)?;
-        let console = Console::connect(&folder.join("console"))?;
-        let mut guest = TestGuest { name: name.to_owned(), folder, console };
+        let mut guest = self.attach(name)?;
         guest.console.wait_ready(Duration::from_secs(120)).context("the guest boots")?;
         Ok(guest)
+    }
+
+    /// The ports of a guest, whatever it does.
+    ///
+    /// # Errors
+    /// Where it is not there.
+    pub fn attach(&self, name: &str) -> Result<TestGuest> {
+        let folder = self.guest_folder(name)?;
+        let console = Console::connect(&folder.join("console"))?;
+        Ok(TestGuest { name: name.to_owned(), folder, console })
     }
 
     /// The folder for a guest's serial ports and disks.

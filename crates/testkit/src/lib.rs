@@ -39,8 +39,8 @@ pub use load::{Hogs, LoggedJob, PeriodicTask, jobs_of, step_words};
 pub use network::{HOST_ADDRESS, Network, WebLoad, web_load};
 pub use podman::{Podman, PodmanContainer, podman_tools};
 pub use process::{
-    is_alive, kill, listens, patience, put_before_others, signal_stop, spawn_first, wait_until,
-    wait_while_alive,
+    is_alive, kill, listens, patience, put_before_others, signal_stop, spawn_first, state,
+    wait_until, wait_while_alive,
 };
 pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use second_runtime::SecondRuntime;

@@ -70,7 +70,7 @@ impl PeriodicTask {
     /// # Errors
     /// Where it was not built or cannot be started.
     pub fn start(rate: f64, steps: &[(f64, u64)], port: &Path, log: &Path) -> Result<Self> {
-        let program = guest_files()?.0.with_file_name("root/bin/hashes");
+        let program = guest_files()?.0.with_file_name("more/bin/hashes");
         ensure!(program.exists(), "{}: 'make guest' builds it", program.display());
         let child = Command::new(program)
             .arg(rate.to_string())

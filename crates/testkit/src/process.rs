@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The letter of a process's or a thread's state (proc_pid_stat(5)).
-pub(crate) fn state(pid: i32) -> Option<char> {
+pub fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
@@ -43,9 +43,15 @@ pub fn patience(usual: Duration) -> Duration {
 pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let within = patience(within);
     let deadline = Instant::now() + within;
-    while !holds() {
+    loop {
+        let began = Instant::now();
+        if holds() {
+            return;
+        }
         assert!(Instant::now() < deadline, "{what}: not within {within:?}");
-        std::thread::sleep(Duration::from_millis(3));
+        // A look that costs something is not taken all the time.
+        let pause = (3 * began.elapsed()).min(Duration::from_millis(100));
+        std::thread::sleep(pause.max(Duration::from_millis(3)));
     }
 }
 

@@ -3,10 +3,10 @@
 //! A guest is started as any other, with a command line and disks of its own; a moment later the
 //! state of another with the same devices is loaded over what it has done until then. It comes from
 //! an internal snapshot in an image that is plugged in for that time, so that neither the command
-//! line nor the disks know of it. An empty disk is as good as any other. One with a file system is
-//! not, since the state has blocks of it in its cache.
+//! line nor the disks know of it. What is on the disks is not in the state: its guest has used none of
+//! them, and settled (see its program) before.
 
-use crate::guest::{GuestSpec, guest_files, qemu};
+use crate::guest::{DiskSpec, GuestSpec, guest_files, qemu};
 use crate::slow_disk::run;
 use anyhow::{Context, Result, bail, ensure};
 use dewar_guest_qemu::Qmp;
@@ -21,26 +21,62 @@ use std::time::{Duration, Instant};
 
 /// The name of the plugged image, and of the snapshot in it.
 const NODE: &str = "warm";
-/// Options that change nothing in the machine's state.
-const WITHOUT_STATE: [&str; 3] = ["-qmp", "-D", "-d"];
+/// Options with a value that change nothing in the machine's state, and some without.
+const WITHOUT_STATE: [&str; 4] = ["-qmp", "-D", "-d", "-add-fd"];
+const FLAGS_WITHOUT_STATE: [&str; 1] = ["-no-shutdown"];
 
-/// The spec whose state fits this one, where one can be kept at all.
+/// The spec whose state fits this one, where one can be kept at all: without all that a guest cannot
+/// tell.
 pub fn warm_spec(spec: &GuestSpec) -> Option<GuestSpec> {
+    let is_plain = spec.accel == "tcg" && !spec.qos && !spec.defaults && spec.sample.is_none();
+    if !is_plain || !spec.boots {
+        return None;
+    }
+    let disks = spec.disks.iter().map(|disk| DiskSpec { mib: disk.mib, ..DiskSpec::default() });
+    Some(GuestSpec {
+        extra: with_state(&spec.extra)?,
+        disks: disks.collect(),
+        served: spec.served.iter().map(|disk| empty_like(disk)).collect::<Option<_>>()?,
+        run_words: Vec::new(),
+        environment: Vec::new(),
+        ..spec.clone()
+    })
+}
+
+/// The options that change the machine's state; `None` where it is not known what one does.
+fn with_state(options: &[String]) -> Option<Vec<String>> {
     let mut kept = Vec::new();
-    for option in spec.extra.chunks(2) {
-        match option[0].as_str() {
-            "-machine" => kept.extend_from_slice(option),
-            name if WITHOUT_STATE.contains(&name) => {}
+    let mut options = options.iter();
+    while let Some(name) = options.next() {
+        match name.as_str() {
+            flag if FLAGS_WITHOUT_STATE.contains(&flag) => {}
+            other if WITHOUT_STATE.contains(&other) => drop(options.next()?),
+            "-machine" => kept.extend([name.clone(), options.next()?.clone()]),
             _ => return None,
         }
     }
-    let has_files = spec.disks.iter().any(|disk| disk.file_system);
-    let is_plain = spec.accel == "tcg"
-        && !spec.qos
-        && !spec.defaults
-        && spec.sample.is_none()
-        && spec.served.is_empty();
-    (is_plain && !has_files).then(|| GuestSpec { extra: kept, ..spec.clone() })
+    Some(kept)
+}
+
+/// What `--disk` says of an empty disk of the same size: a file that [`make_served`] makes.
+fn empty_like(served: &str) -> Option<String> {
+    let (path, options) = served.split_once(',').unwrap_or((served, ""));
+    let is_plain = options.split(',').all(|it| it.is_empty() || it.starts_with("cache"));
+    let bytes = fs::metadata(path).ok()?.len();
+    is_plain.then(|| format!("{bytes}.raw,cache=warm"))
+}
+
+/// Makes the served disks of a [`warm_spec`] in a folder, empty.
+///
+/// # Errors
+/// Where one cannot be made.
+pub fn make_served(folder: &Path, spec: &GuestSpec) -> Result<()> {
+    for disk in &spec.served {
+        let name = disk.split(',').next().unwrap_or_default();
+        let bytes = name.trim_end_matches(".raw").parse().context("a size")?;
+        File::create(folder.join(name))?.set_len(bytes)?;
+    }
+    Ok(())
 }
 
 /// The kept state that fits a spec. `boot` makes one where there is none: it boots a guest and

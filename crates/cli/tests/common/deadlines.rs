@@ -2,8 +2,9 @@
 
 use super::lab;
 use dewar_kernel::{Scheduling, Task, threads_of};
-use dewar_testkit::{GuestSpec, Lab, Ran, TestGuest};
+use dewar_testkit::{GuestSpec, Lab, PeriodicTask, Ran, TestGuest};
 use serde_json::Value;
+use std::os::unix::net::UnixListener;
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -24,6 +25,20 @@ pub fn main_thread(pid: i32) -> Task {
 
 pub fn scheduling(task: Task) -> Scheduling {
     task.scheduling().expect("the thread is there")
+}
+
+/// How many bytes a periodic task can hash in so much CPU time here.
+pub fn bytes_hashed_in(lab: &Lab, cpu: Duration) -> u64 {
+    const TRIED: u64 = 2_000_000;
+    let (port, log) = (lab.path().join("nobody.sock"), lab.path().join("tried"));
+    // Nobody hears its heartbeats.
+    let _nobody = UnixListener::bind(&port).expect("port");
+    let task = PeriodicTask::start(30.0, &[(0.7, TRIED)], &port, &log).expect("task");
+    let jobs = task.finish().expect("jobs");
+    std::fs::remove_file(port).expect("port");
+    let mut times: Vec<u64> = jobs.iter().map(|job| job.cpu_us).collect();
+    times.sort_unstable();
+    TRIED * cpu.as_micros() as u64 / times[times.len() / 2].max(1)
 }
 
 pub fn runtime(task: Task) -> Option<Duration> {

@@ -115,21 +115,24 @@ pub fn children(of: i32) -> Vec<i32> {
     tasks.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// All processes whose command line, in words, is one of those.
+pub fn processes(is_one: impl Fn(&[&str]) -> bool) -> Vec<i32> {
+    let is_wanted = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        is_one(&line.split('\0').collect::<Vec<_>>())
+    };
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).filter(is_wanted).collect()
+}
+
 /// The QEMU processes of a lab.
 pub fn qemus(lab: &Lab) -> Vec<i32> {
     let wanted = lab.path().display().to_string();
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse::<i32>().ok()) else {
-            continue;
-        };
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line);
-        let program = line.split('\0').next().unwrap_or_default();
-        if program.contains("qemu-system") && line.contains(&wanted) && is_alive(pid) {
-            found.push(pid);
-        }
-    }
+    let mut found = processes(|words| {
+        words[0].contains("qemu-system") && words.iter().any(|it| it.contains(&wanted))
+    });
+    found.retain(|pid| is_alive(*pid));
     found
 }
 

@@ -3,8 +3,8 @@
 
 use crate::common;
 use crate::common::deadlines::{
-    FIFO, SOON, Sleeper, alone, controller, hashing_guest, main_thread, qos, release, runtime,
-    scheduling, status, vcpus, watchdog_of,
+    FIFO, SOON, Sleeper, alone, bytes_hashed_in, controller, hashing_guest, main_thread, qos,
+    release, runtime, scheduling, status, vcpus, watchdog_of,
 };
 use dewar_kernel::{Scheduling, Task, threads_of};
 use dewar_testkit::{
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     let (_alone, lab) = alone();
+    // A job has 33 ms.
+    let [low, high] = [6, 18].map(|ms| bytes_hashed_in(&lab, Duration::from_millis(ms)));
     let _hogs = Hogs::start(4).expect("hogs");
     let port = lab.root().join("qos/p.sock");
-    let (low, high) = (3_000_000, 9_000_000);
     let steps = [(3.0, low), (3.0, high), (5.0, low)];
     let log = lab.path().join("log");
     let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");
@@ -282,7 +283,10 @@ fn whoever_is_killed_the_threads_are_given_back() {
 fn a_controller_that_is_stopped_holds_nobody_ahead() {
     let (_alone, lab) = alone();
     let (port, log) = (lab.root().join("qos/p.sock"), lab.path().join("log"));
-    let steps = [(2.0, 2_000_000), (0.5, 6_000_000), (0.5, 9_000_000), (60.0, 2_000_000)];
+    // It is let run on where it needs more of a sudden, which it does again and again.
+    let [low, high] = [4, 18].map(|ms| bytes_hashed_in(&lab, Duration::from_millis(ms)));
+    let jumps = [(0.7, high), (1.0, low)].repeat(12);
+    let steps = [vec![(2.0, low)], jumps, vec![(60.0, low)]].concat();
     let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");
     let thread = main_thread(task.pid());
     qos(&lab, "p", task.pid(), &[]).done();

@@ -6,7 +6,7 @@ use dewar_testkit::{DiskSpec, GuestSpec, rounds};
 
 #[test]
 fn ten_checkpoints_under_load_each_restored() {
-    let rounds = rounds("checkpoints under load", 10, 4);
+    let rounds = rounds("checkpoints under load", 10, 2);
     let lab = common::lab();
     let spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };
     let mut guest = lab.run("busy", &spec).expect("guest");
@@ -40,7 +40,7 @@ fn a_file_system_and_its_cache_are_of_one_instant() {
     let disks = vec![disk("qcow2"), disk("raw")];
     let spec = GuestSpec { disks, vcpus: 2, ..GuestSpec::default() };
     let mut guest = lab.run("files", &spec).expect("guest");
-    for round in 0..4 {
+    for round in 0..rounds("restores of a file system", 4, 2) {
         if round == 0 {
             guest.console.ask("files /dev/vda").expect("files");
         }
@@ -64,7 +64,7 @@ fn a_restored_guest_is_checkpointed_and_restored_again() {
     let mut guest = lab.run("chain", &spec).expect("guest");
     guest.console.ask("check 8000 1 disk").expect("check");
     let mut before = 0;
-    for generation in 0..4 {
+    for generation in 0..3 {
         lab.dewar(&["checkpoint", "chain"]).done();
         lab.crash("chain");
         lab.restore(&mut guest, &["chain"]).expect("restore");

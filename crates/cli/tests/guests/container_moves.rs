@@ -5,7 +5,8 @@ use crate::common;
 use crate::containers::{Adopted, adopted_in};
 use crate::migrate::{Hosts, words};
 use dewar_testkit::{
-    Bundle, Lab, Ran, SecondRuntime, container_tools, is_alive, kill, wait_until, wait_while_alive,
+    Bundle, Lab, Ran, SecondRuntime, container_tools, is_alive, kill, rounds, wait_until,
+    wait_while_alive,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -695,7 +696,7 @@ fn an_open_connection_goes_on_where_its_address_moves() {
         began.elapsed()
     };
     talk(100);
-    for _ in 0..2 {
+    for _ in 0..rounds("moves with a connection", 2, 1) {
         pair.migrate(&["--max-downtime", "2s"]).done();
         println!("first answers there: {:?}", talk(100));
         pair.a.is_well();
@@ -718,8 +719,8 @@ fn an_open_connection_goes_on_where_its_address_moves() {
 }
 
 #[test]
-fn redis_moves_five_times_with_its_data_and_its_client() {
-    let test = "redis_moves_five_times_with_its_data_and_its_client";
+fn redis_moves_again_and_again_with_its_data_and_its_client() {
+    let test = "redis_moves_again_and_again_with_its_data_and_its_client";
     let network = Network::new();
     let server = |bundle: Bundle| {
         let link = bundle.folder.join("rootfs/tmp/redis-server");
@@ -760,7 +761,7 @@ fn redis_moves_five_times_with_its_data_and_its_client() {
         });
         let moved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             goes_on();
-            for round in 0..5 {
+            for round in 0..rounds("moves of redis", 5, 2) {
                 pair.migrate(&["--max-downtime", "2s"]).done();
                 goes_on();
                 pair.back(&["--max-downtime", "2s"]).done();
@@ -813,8 +814,8 @@ while True:
 "#;
 
 #[test]
-fn shared_memory_a_mapped_file_and_a_terminal_move_five_times() {
-    let test = "shared_memory_a_mapped_file_and_a_terminal_move_five_times";
+fn shared_memory_a_mapped_file_and_a_terminal_move_again_and_again() {
+    let test = "shared_memory_a_mapped_file_and_a_terminal_move_again_and_again";
     let sharers = |bundle: Bundle| {
         fs::write(bundle.folder.join("rootfs/tmp/sharers"), SHARERS).expect("program");
         let bundle = bundle.with_host_programs().expect("programs");
@@ -832,7 +833,7 @@ fn shared_memory_a_mapped_file_and_a_terminal_move_five_times() {
         wait_until("the number to go on", Duration::from_secs(20), || number() > before + 20);
     };
     goes_on();
-    for _ in 0..5 {
+    for _ in 0..rounds("moves of what is shared", 5, 2) {
         pair.migrate(&["--max-downtime", "2s"]).done();
         goes_on();
         pair.back(&["--max-downtime", "2s"]).done();

@@ -175,7 +175,11 @@ fn one_that_waits_in_vfork_is_saved_when_its_child_has_ended() {
     let held =
         common::HeldCheckpoint::at_command(c.command(&["checkpoint", "c", "--json"]), "stopping");
     c.ask("spawn /usr/bin/perl /vforks");
-    std::thread::sleep(Duration::from_millis(300));
+    // Nothing wakes it but its child's end.
+    wait_until("it to wait for its child", Duration::from_secs(20), || {
+        let perls = common::processes(|words| words.contains(&"/vforks"));
+        perls.iter().any(|it| dewar_testkit::state(*it) == Some('D'))
+    });
     let (code, said, errors) = held.go_on();
     assert_eq!(code, 0, "{errors}");
     let taken: serde_json::Value = serde_json::from_str(&said).expect("json");

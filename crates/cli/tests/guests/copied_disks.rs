@@ -3,17 +3,18 @@
 use crate::common::{self, HeldCheckpoint};
 use crate::migrate::{Hosts, end, words};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{DiskSpec, GuestSpec, Lab, kill};
+use dewar_testkit::{DiskSpec, GuestSpec, Lab, kill, sample};
 use rustix::process::Signal;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A guest that writes its disk, which the second host does not have.
-fn hosts() -> Hosts {
+/// A guest that writes its disk, without a rest or with (see the guest's `check`), which the second host
+/// does not have.
+fn hosts(pace: &str) -> Hosts {
     let mut hosts = Hosts::new(&GuestSpec::default());
-    hosts.guest.console.ask("check 2000 1 disk hard").expect("check");
+    hosts.guest.console.ask(&format!("check 2000 1 disk {pace}")).expect("check");
     std::fs::remove_file(disk(&hosts, true)).expect("remove");
     hosts
 }
@@ -28,7 +29,7 @@ const COPY: [&str; 3] = ["--with-disks", "--max-downtime", "2s"];
 
 #[test]
 fn a_guest_moves_with_its_disks() {
-    let mut hosts = hosts();
+    let mut hosts = hosts("hard");
     // A far link: what the guest writes last is not there yet when it is stopped.
     let link = hosts.a.program().with_file_name("dewar-link");
     let via = format!("{} 1000 30 {}", link.display(), hosts.b.via());
@@ -107,11 +108,11 @@ fn a_shared_disk_may_have_another_path_there() {
 /// Whatever dies while disks are copied, the guest stays as it was, and nothing is left of the copies.
 #[test]
 fn copies_that_fail_leave_nothing() {
-    let mut hosts = hosts();
+    let mut hosts = hosts("soft");
     let line = Hosts::line(&hosts.b, &COPY);
-    for step in
-        ["sending memory", "copying disks", "intent", "receiving memory", "loading the devices"]
-    {
+    let all =
+        ["sending memory", "copying disks", "intent", "receiving memory", "loading the devices"];
+    for step in sample("steps of a move with disks", all.to_vec(), 3) {
         let after = format!("killed at '{step}'");
         hosts.killed_at(step, &["--with-disks"]);
         assert_eq!(hosts.quiet_states(&after), ["running", "-"].map(str::to_owned), "{after}");
@@ -144,7 +145,7 @@ fn copies_that_fail_leave_nothing() {
 /// The link stands still while disks are copied: QEMU is not kept waiting for it, and the guest runs on.
 #[test]
 fn a_link_that_stands_still_keeps_no_guest_waiting() {
-    let mut hosts = hosts();
+    let mut hosts = hosts("soft");
     let link = hosts.a.program().with_file_name("dewar-link");
     let via = format!("{} 50 0 {}", link.display(), hosts.b.via());
     let line = Hosts::line_via(&via, &hosts.b, &[&COPY[..], &["--tunnel"]].concat());

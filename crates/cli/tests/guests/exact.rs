@@ -23,7 +23,7 @@ fn every_page(vcpus: u32) {
     assert_exact(&lab, &mut guest, "slow");
     guest.console.ask("words 0").expect("words");
     guest.console.ask("check 12000 2 disk hard").expect("check");
-    for _ in 0..3 {
+    for _ in 0..vcpus {
         assert_exact(&lab, &mut guest, "violent");
     }
     guest.console.ask("verify").expect("consistent");

@@ -132,7 +132,7 @@ fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[Stri
     let changes: Vec<&Call> = calls.iter().filter(|call| is_change(call)).collect();
     println!("{line:?} in {url}: {} changes", changes.len());
     assert!(changes.len() > 5, "{calls:?}");
-    for call in sample(&format!("changes of {line:?}"), changes, 12) {
+    for call in sample(&format!("changes of {line:?}"), changes, 6) {
         place.reset();
         let (output, spared) = with_fault(&command, CHANGES, call, Fault::Killed).expect("strace");
         let after = format!("after {line:?} killed at {}", call.text);
@@ -226,7 +226,7 @@ fn assert_nothing_of_ours(lab: &Lab, after: &str) {
 }
 
 /// About how many calls of each command go wrong.
-const TRIED: usize = 8;
+const TRIED: usize = 4;
 
 /// Lets calls of `line` that need room fail, some of all, each once.
 fn without_room(line: &[&str], before: Option<&[&str]>) {

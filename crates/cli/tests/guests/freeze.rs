@@ -3,7 +3,7 @@
 
 use crate::common::{self, HeldCheckpoint, free_port};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, is_alive, kill, sample, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -164,37 +164,35 @@ fn a_freeze_that_fails_leaves_nobody_standing() {
 fn killed_at_every_step_it_is_frozen_or_runs() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
-    for store in [None, Some("--to-store")] {
-        let line: Vec<&str> = ["freeze", "g"].into_iter().chain(store).collect();
-        let steps: &[&str] = match store {
-            None => &["stopping the guest", "writing its state", "kept", "on record"],
-            Some(_) => {
-                &["stopping the guest", "prepared", "resumed", "committed", "kept", "on record"]
-            }
-        };
-        for step in steps {
-            for both in [false, true] {
-                let held = HeldCheckpoint::at_with(&lab, &line, step);
-                if both {
-                    let guardian = held.guardian().expect("guardian");
-                    kill(guardian, Signal::KILL);
-                    dewar_testkit::wait_while_alive(guardian);
-                }
-                held.kill();
-                let after = format!("{line:?} killed at '{step}', both {both}");
-                wait_until(&after, Duration::from_secs(60), || {
-                    let state = lab.ps("g").expect("listed")["state"].clone();
-                    state == "running" || state == "frozen"
-                });
-                let is_frozen = lab.ps("g").expect("listed")["state"] == "frozen";
-                assert_eq!(is_frozen, *step == "on record", "{after}");
-                if is_frozen {
-                    lab.dewar(&["thaw", "g"]).done();
-                }
-                assert_whole(&lab, &mut guest, &after);
-                lab.wait_for_memory("g");
-            }
+    let in_place = ["on record", "stopping the guest", "writing its state", "kept"];
+    let to_store = ["stopping the guest", "prepared", "resumed", "committed", "kept", "on record"];
+    let cases = in_place.map(|step| (&["freeze", "g"][..], step)).into_iter();
+    let cases = cases.chain(to_store.map(|step| (&["freeze", "g", "--to-store"][..], step)));
+    // One in a pair is of the command alone, the other of its guardian, too.
+    let all = cases.enumerate().flat_map(|(number, (line, step))| {
+        let first = number % 2 == 1;
+        [first, !first].map(|both| (line, step, both))
+    });
+    for (line, step, both) in sample("kills in a freeze", all.collect(), 10) {
+        let held = HeldCheckpoint::at_with(&lab, line, step);
+        if both {
+            let guardian = held.guardian().expect("guardian");
+            kill(guardian, Signal::KILL);
+            dewar_testkit::wait_while_alive(guardian);
         }
+        held.kill();
+        let after = format!("{line:?} killed at '{step}', both {both}");
+        wait_until(&after, Duration::from_secs(60), || {
+            let state = lab.ps("g").expect("listed")["state"].clone();
+            state == "running" || state == "frozen"
+        });
+        let is_frozen = lab.ps("g").expect("listed")["state"] == "frozen";
+        assert_eq!(is_frozen, step == "on record", "{after}");
+        if is_frozen {
+            lab.dewar(&["thaw", "g"]).done();
+        }
+        assert_whole(&lab, &mut guest, &after);
+        lab.wait_for_memory("g");
     }
 }
 
@@ -252,7 +250,8 @@ fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
     let to_store = ["stopping the guest", "prepared", "kept"];
     let cases = in_place.map(|step| (&["freeze", "g"][..], step)).into_iter();
     let cases = cases.chain(to_store.map(|it| (&["freeze", "g", "--to-store"][..], it)));
-    for (number, (line, step)) in cases.enumerate() {
+    let all = sample("steps of a freeze whose QEMU dies", cases.collect(), 4);
+    for (number, (line, step)) in all.into_iter().enumerate() {
         let tag = format!("before-{number}");
         lab.dewar(&["checkpoint", "g", "--tag", &tag]).done();
         let after = format!("{line:?} at '{step}'");
@@ -337,7 +336,8 @@ fn another_command_is_waited_for() {
 fn thaw_killed_at_every_step_can_be_tried_again() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
-    for step in ["checking memory", "starting QEMU", "started", "loaded", "thawed"] {
+    let all = ["checking memory", "starting QEMU", "started", "loaded", "thawed"];
+    for step in sample("steps of a thaw", all.to_vec(), 3) {
         lab.dewar(&["freeze", "g"]).done();
         let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], step);
         held.kill();

@@ -8,7 +8,7 @@ use dewar_testkit::{GuestSpec, Lab, RedisServer, TestGuest, rounds, stride, wait
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn guest(lab: &Lab, name: &str) -> TestGuest {
     let spec = GuestSpec { memory_mib: 128, ..GuestSpec::default() };
@@ -97,7 +97,7 @@ fn killed_at_every_step_it_harms_nothing() {
     assert!(!lease.exists());
 
     let mut random = Random(7);
-    let stride = stride("steps of gc", 4);
+    let stride = stride("steps of gc", 7);
     let mut step = 0;
     for round in 0.. {
         prepare();
@@ -159,7 +159,7 @@ fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
         id(&lab.dewar(&line).done().json())
     };
     checkpoint("a");
-    let rounds = rounds("checkpoints beside a collector", 8, 5);
+    let rounds = rounds("checkpoints beside a collector", 8, 4);
     let done = std::sync::atomic::AtomicBool::new(false);
     let images: Vec<ImageId> = std::thread::scope(|scope| {
         let workers: Vec<_> = ["a", "b"]
@@ -183,8 +183,11 @@ fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
         let collector = scope.spawn(|| {
             let mut rounds = 0;
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let began = Instant::now();
                 lab.dewar(&["gc", "--store", url]).done();
                 rounds += 1;
+                // As long as it took: the checkpoints get their share of the CPUs.
+                std::thread::sleep(began.elapsed());
             }
             rounds
         });
@@ -209,7 +212,7 @@ fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
     let mut guest = guest(&lab, "g");
     let mut random = Random(2026);
     let mut images: Vec<(ImageId, Vec<blake3::Hash>)> = Vec::new();
-    for round in 0..rounds("checkpoints of fifty", 50, 16) {
+    for round in 0..rounds("checkpoints of fifty", 50, 11) {
         let held = HeldCheckpoint::at(&lab, "g", "captured");
         let ram = page_hashes(&ram_now(&lab, "g"));
         let (code, out, said) = held.go_on();

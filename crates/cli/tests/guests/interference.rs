@@ -18,7 +18,6 @@ fn guest(lab: &Lab, more: &[&str]) -> (TestGuest, Qmp) {
     let user = format!("unix:{},server=on,wait=off", socket.display());
     let extra = ["-qmp", &user].iter().chain(more).map(|word| (*word).to_owned()).collect();
     let mut guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
-    guest.console.ask("fill 64 noise").expect("fill");
     guest.console.ask("check 2000 1 disk").expect("check");
     (guest, Qmp::connect(&socket).expect("QMP"))
 }
@@ -87,6 +86,7 @@ fn who_is_stopped_or_let_run_meanwhile_stays_so() {
 fn a_migration_of_its_users_is_left_alone() {
     let lab = common::lab();
     let (mut guest, mut user) = guest(&lab, &[]);
+    guest.console.ask("fill 64 noise").expect("fill");
     let slow = json!({"max-bandwidth": 100_000});
     let nowhere = json!({"uri": "exec:cat >/dev/null"});
     ask(&mut user, "migrate-set-parameters", slow);
@@ -478,6 +478,7 @@ fn a_journal_that_is_taken_away_leaves_no_disk_behind() {
 fn a_server_whose_restore_died_serves_no_other_guest() {
     let lab = common::lab();
     let (mut guest, _user) = guest(&lab, &[]);
+    guest.console.ask("fill 64 noise").expect("fill");
     let id = |told: &str| -> String {
         let told: Value = serde_json::from_str(told).expect("JSON");
         told["checkpoint"].as_str().expect("id").to_owned()

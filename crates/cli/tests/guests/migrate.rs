@@ -2,7 +2,9 @@
 
 use crate::common::{self, HeldCheckpoint};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, kill, signal_stop, wait_until};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, Ran, TestGuest, kill, sample, signal_stop, wait_until,
+};
 use rustix::process::Signal;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -229,7 +231,7 @@ fn killed_at_every_step_it_runs_on_one_host() {
     let given = ["given away", "arriving"];
     let stays = ["running", "-"];
     let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
-    for (step, code, states) in [
+    let all = vec![
         ("guarded", -1, stays),
         ("sending memory", -1, stays),
         ("flushed", -1, stays),
@@ -247,7 +249,8 @@ fn killed_at_every_step_it_runs_on_one_host() {
         ("committed", 5, ["given away", "running"]),
         ("let run", 5, ["given away", "running"]),
         ("running", 5, ["given away", "running"]),
-    ] {
+    ];
+    for (step, code, states) in sample("steps of a move", all, 8) {
         hosts.killed_and_back(step, &line, code, &|found| found == &states.map(str::to_owned));
     }
 }
@@ -260,7 +263,7 @@ fn a_link_that_is_cut_leaves_it_on_one_host() {
     // A link that can be cut, with ends that are alive.
     let via = format!("sh -c 'cat | \"$@\" | cat' sh {}", hosts.b.via());
     let line = Hosts::line_via(&via, &hosts.b, &["--max-downtime", "1s"]);
-    for (step, is_here, code, states) in [
+    let all = vec![
         ("sending changes", true, 1, ["running", "-"]),
         ("intent", true, 1, ["running", "-"]),
         ("given", true, 5, ["given away", "arriving"]),
@@ -268,7 +271,8 @@ fn a_link_that_is_cut_leaves_it_on_one_host() {
         ("loaded", false, 1, ["running", "arriving"]),
         ("owned", false, 5, ["given away", "running"]),
         ("running", false, 5, ["given away", "running"]),
-    ] {
+    ];
+    for (step, is_here, code, states) in sample("steps at which the link is cut", all, 4) {
         let after = format!("the link is cut at '{step}'");
         let ran = if is_here {
             let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), step);

@@ -9,11 +9,16 @@ use dewar_testkit::{
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-fn guest(lab: &Lab) -> TestGuest {
-    let spec = GuestSpec { memory_mib: 256, ..GuestSpec::default() };
-    let mut guest = lab.run("g", &spec).expect("guest");
-    guest.console.ask("fill 64 noise").expect("fill");
+fn small_guest(lab: &Lab) -> TestGuest {
+    let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
     guest.console.ask("check 6000 1 disk").expect("check");
+    guest
+}
+
+/// One with memory that takes its time.
+fn guest(lab: &Lab) -> TestGuest {
+    let mut guest = small_guest(lab);
+    guest.console.ask("fill 64 noise").expect("fill");
     guest
 }
 
@@ -186,7 +191,7 @@ fn a_cluster_node_dies_in_a_checkpoint_and_in_a_restore() {
 fn secrets_come_from_the_environment_alone() {
     let lab = common::lab();
     let server = RedisServer::start(&["--requirepass", "s3cret"]).expect("redis");
-    let _guest = guest(&lab);
+    let _guest = small_guest(&lab);
     let url = server.url();
     let told = lab.dewar(&["checkpoint", "g", "--store", &url]);
     let told = told.failed(1, &["refused the credentials", "DEWAR_REDIS_PASSWORD"]);
@@ -229,7 +234,7 @@ fn secrets_come_from_the_environment_alone() {
 fn a_frozen_guest_keeps_its_checkpoint_by_whatever_name() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");
-    let mut guest = guest(&lab);
+    let mut guest = small_guest(&lab);
     let store = server.url();
     lab.dewar(&["freeze", "g", &format!("--to-store={store}")]).done();
     for url in [format!("{store}?retry=5s"), format!("redis://localhost:{}", server.port())] {
@@ -262,7 +267,7 @@ fn killed_with_a_remote_store_nothing_stays() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");
     let url = server.url();
-    let mut guest = guest(&lab);
+    let mut guest = small_guest(&lab);
     for step in ["bulk-done", "resumed", "disks-copied", "synced"] {
         let held = HeldCheckpoint::at_with(&lab, &["checkpoint", "g", "--store", &url], step);
         let guardian = held.guardian().expect("a guardian");
@@ -313,7 +318,7 @@ fn a_connection_is_encrypted_and_its_server_known() {
     let lab = common::lab();
     let certificates = Certificates::make().expect("certificates");
     let (_server, url) = RedisServer::start_tls(&certificates).expect("redis");
-    let mut guest = guest(&lab);
+    let mut guest = small_guest(&lab);
     let dewar = |arguments: &[&str], authority: Option<&std::path::Path>| {
         let mut command = lab.command(arguments);
         if let Some(authority) = authority {

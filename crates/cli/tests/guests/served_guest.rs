@@ -1,7 +1,7 @@
 //! A guest whose disk Dewar serves, for the tests of such.
 
 use crate::common;
-use dewar_testkit::{Console, GuestSpec, Lab, Ran, TestGuest, wait_until};
+use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, guest_files, wait_until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -103,18 +103,34 @@ impl Warm {
 }
 
 fn start(lab: &Lab, disk: &Path, how: &How<'_>) -> TestGuest {
-    let spec = GuestSpec { disks: Vec::new(), ..how.spec.clone() };
-    let line = spec.command(&lab.guest_folder("g").expect("folder")).expect("line");
-    let served = format!("{},{}", disk.display(), how.disk);
-    let mut command = lab.command(&["run", "g", "--disk", &served]);
-    command.args(how.words).arg("--").args(line).envs(how.environment.iter().copied());
-    Ran::of(&command.output().expect("dewar starts")).done();
-    lab.reach("g").expect("guest")
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let spec = GuestSpec {
+        disks: Vec::new(),
+        served: vec![format!("{},{}", disk.display(), how.disk)],
+        run_words: how.words.iter().map(|it| (*it).to_owned()).collect(),
+        environment: how.environment.iter().map(own).collect(),
+        ..how.spec.clone()
+    };
+    lab.run("g", &spec).expect("guest")
 }
 
-/// A raw disk with a file system, and files in it.
+/// A raw disk with a file system, and files in it: a copy of one that is made once.
 pub fn make_disk(lab: &Lab) -> PathBuf {
-    let (disk, files) = (lab.path().join("served.raw"), lab.path().join("files"));
+    let disk = lab.path().join("served.raw");
+    let mut command = Command::new("cp");
+    command.arg("--sparse=always").arg(first_disk(lab)).arg(&disk);
+    assert!(command.status().expect("cp").success());
+    disk
+}
+
+/// Beside the guest's kernel. Two that make it at once make the same.
+fn first_disk(lab: &Lab) -> PathBuf {
+    let made = guest_files().expect("guest").1.with_file_name(format!("files-{FILES:?}.raw"));
+    if made.exists() {
+        return made;
+    }
+    let part = made.with_extension(lab.path().file_name().expect("a name"));
+    let files = lab.path().join("files");
     std::fs::create_dir_all(&files).expect("folder");
     for (number, mib) in FILES.iter().enumerate() {
         let mut state = 77 + number as u64;
@@ -129,9 +145,10 @@ pub fn make_disk(lab: &Lab) -> PathBuf {
         std::fs::write(files.join(format!("file{number}")), noise).expect("file");
     }
     let mut command = Command::new("mkfs.ext4");
-    command.args(["-q", "-F", "-b", "4096", "-d"]).arg(&files).arg(&disk).arg("160M");
+    command.args(["-q", "-F", "-b", "4096", "-d"]).arg(&files).arg(&part).arg("160M");
     assert!(command.status().expect("mkfs.ext4").success());
-    disk
+    std::fs::rename(part, &made).expect("rename");
+    made
 }
 
 /// That most of what was read before came from memory, and all is right.
@@ -154,11 +171,5 @@ pub fn is_warm(warm: &mut Warm, held: u64) {
 /// The processes of ours that serve a guest of a lab.
 pub fn ours(lab: &Lab, verb: &str) -> Vec<i32> {
     let root = lab.root().display().to_string();
-    let is_one = |pid: &i32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<&[u8]> = line.split(|it| *it == 0).collect();
-        words.contains(&root.as_bytes()) && words.contains(&verb.as_bytes())
-    };
-    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
-    pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+    common::processes(|words| words.contains(&root.as_str()) && words.contains(&verb))
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{self, HeldCheckpoint, qemus};
 use dewar_testkit::{
-    Console, DiskSpec, GuestSpec, Lab, SmallDisk, TestGuest, kill, next_qemu, qemu, rounds,
+    Console, DiskSpec, GuestSpec, Lab, SmallDisk, TestGuest, kill, next_qemu, qemu, rounds, sample,
     wait_until, wait_while_alive,
 };
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -46,7 +46,7 @@ fn a_busy_guest_moves_to_another_qemu_and_back() {
     let before = lab.pid("g").expect("pid");
     let versions = [next.display().to_string(), qemu()];
     let mut now = before;
-    for (round, program) in versions.iter().cycle().take(4).enumerate() {
+    for (round, program) in versions.iter().enumerate() {
         let heartbeat = guest.heartbeat().expect("heartbeat");
         let began = Instant::now();
         let told = upgrade(&lab, &mut guest, program);
@@ -119,31 +119,31 @@ fn killed_at_every_step_exactly_one_runs() {
     let lab = common::lab();
     let mut guest = busy_guest(&lab, "g");
     let mut program = next.clone();
-    for (number, step) in STEPS.into_iter().enumerate() {
-        for whom in ["dewar", "both", "guardian"] {
-            let before = qemus(&lab);
-            let held = held_upgrade(&lab, &program, step);
-            let guardian = held.guardian();
-            if whom != "dewar" {
-                kill(guardian.expect("a guardian"), Signal::KILL);
-            }
-            match whom {
-                "guardian" => assert_eq!(held.go_on().0, 0, "{step}"),
-                _ => held.kill(),
-            }
-            if whom == "both" {
-                // A dying process holds its locks a little longer.
-                wait_while_alive(guardian.expect("a guardian"));
-                lab.dewar(&["ps"]).done();
-            }
-            let after = format!("{whom} killed at '{step}'");
-            let pid = assert_one_whole(&lab, &mut guest, &after);
-            let moved = before != [pid];
-            assert!(whom != "guardian" || moved, "{after}");
-            assert!(moved == (whom == "guardian" || number >= MOVED), "{after}: moved: {moved}");
-            if moved {
-                program = if program == next { qemu().into() } else { next.clone() };
-            }
+    let whom = ["dewar", "both", "guardian"];
+    let all = STEPS.iter().enumerate().flat_map(|it| whom.map(|whom| (it, whom))).collect();
+    for ((number, step), whom) in sample("kills in an upgrade", all, 12) {
+        let before = qemus(&lab);
+        let held = held_upgrade(&lab, &program, step);
+        let guardian = held.guardian();
+        if whom != "dewar" {
+            kill(guardian.expect("a guardian"), Signal::KILL);
+        }
+        match whom {
+            "guardian" => assert_eq!(held.go_on().0, 0, "{step}"),
+            _ => held.kill(),
+        }
+        if whom == "both" {
+            // A dying process holds its locks a little longer.
+            wait_while_alive(guardian.expect("a guardian"));
+            lab.dewar(&["ps"]).done();
+        }
+        let after = format!("{whom} killed at '{step}'");
+        let pid = assert_one_whole(&lab, &mut guest, &after);
+        let moved = before != [pid];
+        assert!(whom != "guardian" || moved, "{after}");
+        assert!(moved == (whom == "guardian" || number >= MOVED), "{after}: moved: {moved}");
+        if moved {
+            program = if program == next { qemu().into() } else { next.clone() };
         }
     }
     lab.dewar(&["checkpoint", "g"]).done();
@@ -273,7 +273,8 @@ fn an_old_qemu_that_dies_takes_the_guest_with_it_or_has_handed_it_over() {
     let mut guest = busy_guest(&lab, "g");
     lab.dewar(&["checkpoint", "g", "--tag", "before"]).done();
     let mut program = next.clone();
-    for (number, step) in STEPS.into_iter().enumerate() {
+    let all = STEPS.into_iter().enumerate().collect();
+    for (number, step) in sample("steps of an upgrade whose old QEMU dies", all, 4) {
         let old = lab.pid("g").expect("pid");
         let held = held_upgrade(&lab, &program, step);
         kill(old, Signal::KILL);

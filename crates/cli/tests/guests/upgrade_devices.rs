@@ -28,6 +28,11 @@ fn spec(extra: &[&str]) -> GuestSpec {
     GuestSpec { extra, ..GuestSpec::default() }
 }
 
+/// The same of a machine without anything to boot.
+fn machine(extra: &[&str]) -> GuestSpec {
+    GuestSpec { boots: false, memory_mib: 64, ..spec(extra) }
+}
+
 fn upgrade(lab: &Lab, guest: &mut TestGuest, more: &[&str]) -> Value {
     upgrade_to(lab, guest, &other(), more)
 }
@@ -136,7 +141,7 @@ fn sockets_on_one_port_keep_their_addresses() {
     let lab = common::lab();
     let port = free_port();
     let of = |id, host| format!("socket,id={id},host={host},port={port},server=on,wait=off");
-    let spec = spec(&[
+    let spec = machine(&[
         "-chardev",
         &of("six", "::1"),
         "-chardev",
@@ -168,7 +173,7 @@ fn a_listener_that_came_as_a_descriptor_goes_along() {
     let lab = common::lab();
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("port");
     let address = listener.local_addr().expect("address");
-    let spec = spec(&[
+    let spec = machine(&[
         "-chardev",
         "socket,id=t,fd=9,server=on,wait=off",
         "-device",
@@ -185,8 +190,8 @@ fn a_listener_that_came_as_a_descriptor_goes_along() {
         .arg(run.get_program());
     let status = shell.args(run.get_args()).stdin(OwnedFd::from(listener)).status();
     assert!(status.expect("run").success());
-    let mut guest = lab.reach("g").expect("guest");
-    for round in 0..3 {
+    let mut guest = lab.attach("g").expect("guest");
+    for round in 0..2 {
         TcpStream::connect(address).unwrap_or_else(|error| panic!("round {round}: {error}"));
         let told = upgrade(&lab, &mut guest, &[]);
         assert_eq!(told["not_handed_over"], json!([]), "{told}");
@@ -497,7 +502,7 @@ fn ports_lead_to_their_own_networks_where_one_was_plugged_in() {
     let lab = common::lab();
     let (first, second) = (free_port(), free_port());
     let user = lab.path().join("user.qmp");
-    let spec = spec(&[
+    let spec = machine(&[
         "-nic",
         &format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{first}-:7"),
         "-device",
@@ -534,7 +539,7 @@ fn a_display_that_no_option_names_keeps_its_port() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");
     let user = folder.join("user.qmp");
-    let mut line = spec(&[]).command(&folder).expect("command");
+    let mut line = machine(&[]).command(&folder).expect("command");
     let at = line.iter().position(|word| word == "-display").expect("-display none");
     line.drain(at..at + 2);
     line.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", user.display())]);
@@ -543,7 +548,7 @@ fn a_display_that_no_option_names_keeps_its_port() {
         println!("SKIPPED {test}: this QEMU wants a window: {}", ran.stderr.trim());
         return;
     }
-    let mut guest = lab.reach("g").expect("it boots");
+    let mut guest = lab.attach("g").expect("guest");
     let ask = || {
         let mut qmp = Qmp::connect(&user).expect("QMP");
         qmp.execute("query-vnc", json!({})).expect("query-vnc")

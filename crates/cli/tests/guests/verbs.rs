@@ -138,7 +138,8 @@ fn who_waits_longer_than_he_asked_is_told_why() {
     // Memory of displays, which is saved in the pause.
     let extra = ["-device", "bochs-display,vgamem=256M"].repeat(3);
     let extra = extra.into_iter().map(str::to_owned).collect();
-    let _guest = lab.run("g", &GuestSpec { extra, ..GuestSpec::default() }).expect("guest");
+    let spec = GuestSpec { extra, boots: false, ..GuestSpec::default() };
+    let _guest = lab.run("g", &spec).expect("guest");
     let told = Command::new(env!("CARGO_BIN_EXE_dewar"))
         .arg("--root")
         .arg(lab.root())

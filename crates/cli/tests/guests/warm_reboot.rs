@@ -2,7 +2,9 @@
 
 use crate::common::{self, assert_exact};
 use crate::served_guest::{How, Warm, is_warm, make_disk, ours};
-use dewar_testkit::{GuestSpec, TestGuest, kill, next_qemu, sample, wait_until, wait_while_alive};
+use dewar_testkit::{
+    GuestSpec, TestGuest, kill, next_qemu, rounds, sample, wait_until, wait_while_alive,
+};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use std::fs::File;
@@ -64,7 +66,8 @@ fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
         });
         guest.console.ask("verify").expect("all as it was left");
     };
-    for verbs in [&["__disk-server"][..], &["__disks"], &["__disk-server", "__disks"]].repeat(3) {
+    let kills = [&["__disk-server"][..], &["__disks"], &["__disk-server", "__disks"]];
+    for verbs in kills.repeat(rounds("kills of the server and its supervisor", 3, 1)) {
         goes_on(&mut guest);
         for verb in verbs {
             // One that was not needed ends by itself.
@@ -91,7 +94,7 @@ fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
 #[test]
 fn a_supervisor_that_dies_at_any_step_leaves_no_guest_held() {
     let steps = ["held", "made", "mapped", "exchanged", "reset"];
-    for step in sample("supervisors that die", steps.to_vec(), 3) {
+    for step in sample("supervisors that die", steps.to_vec(), 2) {
         let signal = format!("{step}:kill");
         let mut warm = Warm::started(&How {
             disk: "cache=warm",
