@@ -45,8 +45,10 @@ pub struct GuestSpec {
     pub accel: String,
     /// Whether it has a port for heartbeats.
     pub qos: bool,
-    /// Whether the guest agent is among its programs. With `qos` it is, too.
+    /// Whether its initramfs has the guest agent, and the programs with deadlines; with `qos` it has them, too.
     pub has_agent: bool,
+    /// Whether its boot leaves out what no test needs.
+    pub boots_quickly: bool,
     /// The time between two beats of its second serial port, in milliseconds. Beats cost a third
     /// of a core where one comes each millisecond: a guest to which nobody listens has few.
     pub beat_ms: u64,
@@ -71,6 +73,7 @@ impl Default for GuestSpec {
             accel: std::env::var("DEWAR_TEST_ACCEL").unwrap_or_else(|_| "tcg".to_owned()),
             qos: false,
             has_agent: false,
+            boots_quickly: true,
             beat_ms: 100,
             defaults: false,
             boots: true,
@@ -78,8 +81,8 @@ impl Default for GuestSpec {
     }
 }
 
-/// Words of the kernel's command line that leave out what takes an emulated processor a fourth of a
-/// boot and no test looks at: patching the kernel for one processor, and testing its own ciphers.
+/// Words of the kernel's command line that leave out a fourth of an emulated processor's boot: patching
+/// the kernel for one processor, and testing its own ciphers. No test looks at that.
 const QUICK_BOOT: &str = "noreplace-smp cryptomgr.notests apparmor=0 \
     initcall_blacklist=crypto_kdf108_init,init_kprobe_trace,load_system_certificate_list,slab_sysfs_init";
 
@@ -131,6 +134,18 @@ impl GuestSpec {
         Self { memory_mib: 1024, disks: Vec::new(), extra, ..Self::default() }
     }
 
+    /// What a benchmark's guest begins with: it boots as any would.
+    pub fn measured() -> Self {
+        Self { boots_quickly: false, ..Self::default() }
+    }
+
+    /// The kernel's command line.
+    pub(crate) fn kernel_words(&self) -> String {
+        let quick = if self.boots_quickly { QUICK_BOOT } else { "" };
+        let beat = self.beat_ms;
+        format!("console=ttyS0 quiet panic=-1 mitigations=off audit=0 {quick} beat_ms={beat}")
+    }
+
     /// The QEMU command line, without any thought of Dewar; serial ports and
     /// disks lie in `folder`.
     ///
@@ -150,12 +165,11 @@ impl GuestSpec {
         }
         if self.boots {
             let small = initrd.with_file_name("initrd-small");
-            let takes_all = self.qos || self.has_agent || !small.exists();
+            let takes_all = self.qos || self.has_agent || !self.boots_quickly || !small.exists();
             let initrd = if takes_all { initrd } else { small };
             let (kernel, initrd) = (kernel.display().to_string(), initrd.display().to_string());
             add(&["-kernel", &kernel, "-initrd", &initrd]);
-            let words = "console=ttyS0 quiet panic=-1 mitigations=off audit=0";
-            add(&["-append", &format!("{words} {QUICK_BOOT} beat_ms={}", self.beat_ms)]);
+            add(&["-append", &self.kernel_words()]);
         }
         for (number, name) in ["console", "heartbeat"].into_iter().enumerate() {
             let path = folder.join(name).display().to_string();

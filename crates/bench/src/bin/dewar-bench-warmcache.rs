@@ -157,7 +157,7 @@ fn make_disk(folder: &Path) -> Result<PathBuf> {
 }
 
 fn start(lab: &Lab, disk: &Path, way: Way) -> Result<TestGuest> {
-    let spec = GuestSpec { memory_mib: MEMORY, disks: Vec::new(), ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: MEMORY, disks: Vec::new(), ..GuestSpec::measured() };
     let mut line = spec.command(&lab.guest_folder("g")?)?;
     let path = disk.display();
     let mut served = Vec::new();

@@ -23,7 +23,7 @@ pub struct Figures {
 /// The command line of a guest, in `folder`, whose heartbeat goes to a FIFO.
 pub fn command(folder: &Path, mib: u64) -> Result<Vec<String>> {
     let sample = Some(sample_file(Path::new("target/bench"))?);
-    let spec = GuestSpec { memory_mib: mib, beat_ms: 1, sample, ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: mib, beat_ms: 1, sample, ..GuestSpec::measured() };
     let mut line = spec.command(folder)?;
     beat_into_fifo(&mut line, folder)?;
     Ok(line)

@@ -16,7 +16,7 @@ pub struct Checkpoints {
 impl Checkpoints {
     /// Starts another guest, and them.
     pub fn of_another(lab: &Lab) -> Result<Self> {
-        let spec = GuestSpec { memory_mib: 768, beat_ms: 1, ..GuestSpec::default() };
+        let spec = GuestSpec { memory_mib: 768, beat_ms: 1, ..GuestSpec::measured() };
         let mut guest = lab.run("c", &spec)?;
         guest.console.ask("fill 500 noise")?;
         guest.console.ask("words 2000")?;

@@ -72,7 +72,8 @@ enum Running {
 impl<'l> Bench<'l> {
     pub fn new(lab: &'l Lab, kind: SubjectKind) -> Result<Self> {
         let (disks, beat_ms) = (vec![], QUIET_MS);
-        let spec = GuestSpec { memory_mib: 192, disks, beat_ms, qos: true, ..GuestSpec::default() };
+        let spec =
+            GuestSpec { memory_mib: 192, disks, beat_ms, qos: true, ..GuestSpec::measured() };
         let guest = match kind {
             SubjectKind::Process => None,
             SubjectKind::Guest => Some(lab.run("g", &spec)?),

@@ -20,7 +20,7 @@ pub fn measure(dewar: &Path) -> Result<Value> {
         memory_mib: GIB << 10,
         sample: Some(sample),
         beat_ms: 1,
-        ..GuestSpec::default()
+        ..GuestSpec::measured()
     };
     let mut guest = lab.run("g", &spec)?;
     guest.console.ask(&format!("fill {} mixed", (GIB << 10) - reserved_mib(GIB)))?;

@@ -21,8 +21,13 @@ fn twin(lab: &Lab, name: &str, image: &Path) -> Result<TestGuest> {
     ensure!(make.status()?.success(), "qemu-img create");
     let drive = format!("file={},format=qcow2,if=virtio", overlay.display());
     let extra = vec!["-drive".to_owned(), drive];
-    let spec =
-        GuestSpec { memory_mib: 512, disks: Vec::new(), extra, beat_ms: 1, ..GuestSpec::default() };
+    let spec = GuestSpec {
+        memory_mib: 512,
+        disks: Vec::new(),
+        extra,
+        beat_ms: 1,
+        ..GuestSpec::measured()
+    };
     let mut guest = lab.run(name, &spec)?;
     guest.console.ask("spawn dd if=/dev/vda of=/dev/null bs=1M")?;
     Ok(guest)

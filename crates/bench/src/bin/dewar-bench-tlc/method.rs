@@ -27,7 +27,12 @@ pub trait Method {
 }
 
 fn spec(plan: &Plan) -> GuestSpec {
-    GuestSpec { memory_mib: plan.memory_mib, disks: Vec::new(), beat_ms: 1, ..GuestSpec::default() }
+    GuestSpec {
+        memory_mib: plan.memory_mib,
+        disks: Vec::new(),
+        beat_ms: 1,
+        ..GuestSpec::measured()
+    }
 }
 
 fn begins(section: &str) -> String {

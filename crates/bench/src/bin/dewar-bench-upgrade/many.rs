@@ -22,7 +22,7 @@ pub fn measure(plan: &Plan) -> Result<Vec<Row>> {
         for number in 0..guests {
             let name = format!("g{number}");
             let (memory_mib, beat_ms) = (MIB, BEAT_MS);
-            let spec = GuestSpec { memory_mib, beat_ms, ..GuestSpec::default() };
+            let spec = GuestSpec { memory_mib, beat_ms, ..GuestSpec::measured() };
             let line = command(&lab, plan, &name, spec)?;
             hearts.push(listen(&lab.path().join(&name))?);
             run(&lab, &name, &line)?;

@@ -102,7 +102,7 @@ impl Subject {
     pub fn start(plan: &Plan, by_dewar: bool, mib: u64) -> Result<Self> {
         let lab = Lab::new(&plan.dewar)?;
         let folder = lab.guest_folder("g")?;
-        let spec = GuestSpec { memory_mib: mib, beat_ms: 1, ..GuestSpec::default() };
+        let spec = GuestSpec { memory_mib: mib, beat_ms: 1, ..GuestSpec::measured() };
         let mut line = command(&lab, plan, "g", spec)?;
         let heart = listen(&folder)?;
         let (guest, child) = if by_dewar {

@@ -25,7 +25,7 @@ pub fn measure(plan: &Plan) -> Result<Option<Row>> {
     let lab = Lab::new(&plan.dewar)?;
     let tap = "tap,id=n0,ifname=tap0,script=no,downscript=no";
     let extra = ["-netdev", tap, "-device", "virtio-net-pci,netdev=n0"].map(str::to_owned).to_vec();
-    let spec = GuestSpec { memory_mib: MIB, extra, beat_ms: 1, ..GuestSpec::default() };
+    let spec = GuestSpec { memory_mib: MIB, extra, beat_ms: 1, ..GuestSpec::measured() };
     let line = command(&lab, plan, "g", spec)?;
     let _heart = listen(&lab.path().join("g"))?;
     let mut guest = network.within(|| run(&lab, "g", &line))?;

@@ -124,7 +124,7 @@ fn boot(lab: &Lab, gib: u64, by_dewar: bool) -> Result<Subject> {
         memory_mib: gib << 10,
         sample: Some(sample),
         beat_ms: 1,
-        ..GuestSpec::default()
+        ..GuestSpec::measured()
     };
     let mut subject =
         if by_dewar { Subject::by_dewar(lab, &spec)? } else { Subject::by_hand(lab, &spec)? };
@@ -145,14 +145,14 @@ fn run_cost(plan: &Plan) -> Result<Vec<(f64, f64)>> {
                 memory_mib: 512,
                 disks: Vec::new(),
                 beat_ms: 1,
-                ..GuestSpec::default()
+                ..GuestSpec::measured()
             };
             let mut subject = if by_dewar {
                 Subject::by_dewar(&lab, &spec)?
             } else {
                 Subject::by_hand(&lab, &spec)?
             };
-            subject.guest.console.ask("check 40000 1 none")?;
+            subject.guest.console.ask("check 40000 1 none hard")?;
             // Past the translation of its code and its first touches.
             std::thread::sleep(Duration::from_secs(2));
             *speed = subject.speed(Duration::from_secs(4))?;
