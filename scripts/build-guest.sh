@@ -13,7 +13,7 @@ mkdir -p "$cache" "$guest"
 sources=(crates/beat crates/testkit/guest scripts/build-guest.sh)
 # One that was built without the guest agent is built again when that is there.
 has_agent() { ! command -v qemu-ga >/dev/null || [ -e "$guest/more/bin/qemu-ga" ]; }
-if [ -e "$guest/initrd" ] && has_agent && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
+if [ -e "$guest/initrd-small" ] && [ -e "$guest/initrd" ] && has_agent && [ -z "$(find "${sources[@]}" -type f -newer "$guest/initrd")" ]; then
     exit 0
 fi
 
@@ -81,20 +81,20 @@ cp crates/testkit/guest/init "$root/init"
 chmod +x "$root/init"
 
 # What few guests need is in few guests' memory.
-more=$guest/more
-rm -rf "$more" && mkdir -p "$more/bin"
+few=$guest/more
+rm -rf "$few" && mkdir -p "$few/bin"
 # The guest agent, where it is installed: tests need it.
 if agent=$(command -v qemu-ga); then
-    with_libraries "$more" "$agent"
+    with_libraries "$few" "$agent"
     # It sets the hardware clock by this.
-    mkdir -p "$more/sbin" "$more/var/run" "$more/run" "$more/tmp"
-    ln -sf ../bin/busybox "$more/sbin/hwclock"
+    mkdir -p "$few/sbin" "$few/var/run" "$few/run" "$few/tmp"
+    ln -sf ../bin/busybox "$few/sbin/hwclock"
 fi
 # What tells the host about deadlines, and the program that has them.
 host=$(rustc -vV | sed -n 's/^host: //p')
 RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -q -p dewar-beat \
     --bins --examples --target "$host"
-cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$more/bin/"
+cp "target/$host/release/dewar-beat" "target/$host/release/examples/hashes" "$few/bin/"
 
 # The modules that are not built in, each after those that it needs.
 depmod -b "${modules%/lib/modules/*}" "$version"
@@ -136,7 +136,8 @@ if ! readelf -nW "$guest/vmlinux" 2>/dev/null | grep 'Xen .*0x0*12\b' >/dev/null
     rm -f "$guest/vmlinux"
     echo "build-guest: no unpacked kernel that QEMU can enter was found; guests boot vmlinuz, a second slower"
 fi
-(cd "$root" && find . | cpio -o -H newc --quiet) >"$guest/initrd-small"
+(cd "$root" && find . | cpio -o -H newc --quiet) >"$guest/small.part"
 # The kernel unpacks one archive after the other (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
-(cd "$more" && find . | cpio -o -H newc --quiet) | cat "$guest/initrd-small" - >"$guest/initrd.part"
+(cd "$few" && find . | cpio -o -H newc --quiet) | cat "$guest/small.part" - >"$guest/initrd.part"
+mv "$guest/small.part" "$guest/initrd-small"
 mv "$guest/initrd.part" "$guest/initrd"

@@ -181,7 +181,8 @@ fn settle() -> Result<String, String> {
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|error| error.to_string())?;
     let told = std::fs::read_to_string("/proc/meminfo").map_err(|error| error.to_string())?;
     let line = told.lines().find(|line| line.starts_with("MemFree:")).ok_or("no MemFree")?;
-    let free: usize = line.split_whitespace().nth(1).and_then(|it| it.parse().ok()).unwrap_or(0);
+    let free = line.split_whitespace().nth(1).and_then(|it| it.parse::<usize>().ok());
+    let free = free.ok_or("MemFree is no number")?;
     // The kernel clears each page that is written to first, and needs some for itself.
     let mut all = vec![0_u8; (free * 960).saturating_sub(8 << 20)];
     all.iter_mut().step_by(PAGE).for_each(|byte| *std::hint::black_box(byte) = 0);

@@ -12,7 +12,7 @@ const BLOCKS: u64 = 512;
 /// Where blocks with a fixed content begin, and how many there are.
 const FIXED_AT: u64 = 4096;
 const FIXED: u64 = 1024;
-/// Steps between two rests, and how long each is: some 3,000 pages a second, for a twentieth of a core.
+/// Steps between two rests, and how long each is: a writer that rests writes at most 4,000 pages a second.
 const STINT: u64 = 128;
 const REST: Duration = Duration::from_millis(32);
 

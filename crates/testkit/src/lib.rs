@@ -46,4 +46,4 @@ pub use redis::{Certificates, RedisCluster, RedisServer, SlowWay, free_port};
 pub use second_runtime::SecondRuntime;
 pub use slow_disk::{SlowDisk, SlowFile};
 pub use small_disk::SmallDisk;
-pub use sweep::{rounds, sample, stride};
+pub use sweep::{rounds, sample, step_of, stride};

@@ -175,7 +175,7 @@ pub struct RedisCluster {
     scheme: &'static str,
 }
 
-const NODE: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "3000"];
+const NODE: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
 
 impl RedisCluster {
     /// Starts one.

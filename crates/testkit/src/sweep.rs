@@ -29,8 +29,8 @@ pub fn rounds(what: &str, all: usize, few: usize) -> usize {
     few
 }
 
-/// The distance between two of `count` that are tried, for about `few` of them.
-fn step_of(count: usize, few: usize) -> usize {
+/// The distance between two of `count` that are tried, for about `few` of them; 1 in a whole sweep.
+pub fn step_of(count: usize, few: usize) -> usize {
     if is_whole() {
         return 1;
     }

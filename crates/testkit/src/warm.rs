@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 /// The name of the plugged image, and of the snapshot in it.
 const NODE: &str = "warm";
-/// Options with a value that change nothing in the machine's state, and some without.
+/// Options that change nothing in the machine's state: those with a value, and those without.
 const WITHOUT_STATE: [&str; 4] = ["-qmp", "-D", "-d", "-add-fd"];
 const FLAGS_WITHOUT_STATE: [&str; 1] = ["-no-shutdown"];
 
-/// The spec whose state fits this one, where one can be kept at all: without all that a guest cannot
-/// tell.
+/// The spec whose state fits this one, where one can be kept at all. It leaves out what a guest cannot
+/// notice.
 pub fn warm_spec(spec: &GuestSpec) -> Option<GuestSpec> {
     let is_plain = spec.accel == "tcg" && !spec.qos && !spec.defaults && spec.sample.is_none();
     if !is_plain || !spec.boots {
@@ -36,7 +36,7 @@ pub fn warm_spec(spec: &GuestSpec) -> Option<GuestSpec> {
     Some(GuestSpec {
         extra: with_state(&spec.extra)?,
         disks: disks.collect(),
-        served: spec.served.iter().map(|disk| empty_like(disk)).collect::<Option<_>>()?,
+        served: spec.served.iter().enumerate().map(empty_like).collect::<Option<_>>()?,
         run_words: Vec::new(),
         environment: Vec::new(),
         ..spec.clone()
@@ -59,11 +59,11 @@ fn with_state(options: &[String]) -> Option<Vec<String>> {
 }
 
 /// What `--disk` says of an empty disk of the same size: a file that [`make_served`] makes.
-fn empty_like(served: &str) -> Option<String> {
+fn empty_like((number, served): (usize, &String)) -> Option<String> {
     let (path, options) = served.split_once(',').unwrap_or((served, ""));
     let is_plain = options.split(',').all(|it| it.is_empty() || it.starts_with("cache"));
     let bytes = fs::metadata(path).ok()?.len();
-    is_plain.then(|| format!("{bytes}.raw,cache=warm"))
+    is_plain.then(|| format!("{number}-{bytes},cache=warm"))
 }
 
 /// Makes the served disks of a [`warm_spec`] in a folder, empty.
@@ -73,7 +73,7 @@ fn empty_like(served: &str) -> Option<String> {
 pub fn make_served(folder: &Path, spec: &GuestSpec) -> Result<()> {
     for disk in &spec.served {
         let name = disk.split(',').next().unwrap_or_default();
-        let bytes = name.trim_end_matches(".raw").parse().context("a size")?;
+        let bytes = name.rsplit('-').next().unwrap_or_default().parse().context("a size")?;
         File::create(folder.join(name))?.set_len(bytes)?;
     }
     Ok(())
@@ -87,7 +87,7 @@ pub fn make_served(folder: &Path, spec: &GuestSpec) -> Result<()> {
 pub fn state_of(spec: &GuestSpec, boot: impl FnOnce() -> Result<PathBuf>) -> Result<PathBuf> {
     let (kernel, initrd) = guest_files()?;
     let mut hash = DefaultHasher::new();
-    (format!("{spec:?}"), qemu_version()).hash(&mut hash);
+    (format!("{spec:?}"), spec.kernel_words(), qemu_version()).hash(&mut hash);
     for file in [&kernel, &initrd] {
         let file = fs::metadata(file)?;
         (file.len(), file.modified()?).hash(&mut hash);
@@ -114,7 +114,7 @@ pub fn state_of(spec: &GuestSpec, boot: impl FnOnce() -> Result<PathBuf>) -> Res
 pub fn load(qmp: &Path, state: &Path, own: &Path) -> Result<()> {
     // Loading it writes to it.
     fs::copy(state, own)?;
-    with_image(qmp, own, "snapshot-load")?;
+    with_image(qmp, own, "snapshot-load").with_context(|| format!("state {}", state.display()))?;
     Ok(fs::remove_file(own)?)
 }
 

@@ -27,8 +27,8 @@ pub fn scheduling(task: Task) -> Scheduling {
     task.scheduling().expect("the thread is there")
 }
 
-/// How many bytes a periodic task can hash in so much CPU time here.
-pub fn bytes_hashed_in(lab: &Lab, cpu: Duration) -> u64 {
+/// How many bytes a periodic task hashes in a millisecond of CPU time here.
+pub fn bytes_hashed_in_a_ms(lab: &Lab) -> u64 {
     const TRIED: u64 = 2_000_000;
     let (port, log) = (lab.path().join("nobody.sock"), lab.path().join("tried"));
     // Nobody hears its heartbeats.
@@ -38,7 +38,7 @@ pub fn bytes_hashed_in(lab: &Lab, cpu: Duration) -> u64 {
     std::fs::remove_file(port).expect("port");
     let mut times: Vec<u64> = jobs.iter().map(|job| job.cpu_us).collect();
     times.sort_unstable();
-    TRIED * cpu.as_micros() as u64 / times[times.len() / 2].max(1)
+    TRIED * 1000 / times[times.len() / 2].max(1)
 }
 
 pub fn runtime(task: Task) -> Option<Duration> {

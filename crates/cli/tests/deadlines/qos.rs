@@ -3,7 +3,7 @@
 
 use crate::common;
 use crate::common::deadlines::{
-    FIFO, SOON, Sleeper, alone, bytes_hashed_in, controller, hashing_guest, main_thread, qos,
+    FIFO, SOON, Sleeper, alone, bytes_hashed_in_a_ms, controller, hashing_guest, main_thread, qos,
     release, runtime, scheduling, status, vcpus, watchdog_of,
 };
 use dewar_kernel::{Scheduling, Task, threads_of};
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     let (_alone, lab) = alone();
-    // A job has 33 ms.
-    let [low, high] = [6, 18].map(|ms| bytes_hashed_in(&lab, Duration::from_millis(ms)));
     let _hogs = Hogs::start(4).expect("hogs");
+    let hashed = bytes_hashed_in_a_ms(&lab);
+    // A job has 33 ms, and is promised at most 26.7.
+    let (low, high) = (6 * hashed, 17 * hashed);
     let port = lab.root().join("qos/p.sock");
     let steps = [(3.0, low), (3.0, high), (5.0, low)];
     let log = lab.path().join("log");
@@ -283,8 +284,9 @@ fn whoever_is_killed_the_threads_are_given_back() {
 fn a_controller_that_is_stopped_holds_nobody_ahead() {
     let (_alone, lab) = alone();
     let (port, log) = (lab.root().join("qos/p.sock"), lab.path().join("log"));
-    // It is let run on where it needs more of a sudden, which it does again and again.
-    let [low, high] = [4, 18].map(|ms| bytes_hashed_in(&lab, Duration::from_millis(ms)));
+    // The controller lets the task run on when the task suddenly needs more. It does that twelve times.
+    let hashed = bytes_hashed_in_a_ms(&lab);
+    let (low, high) = (4 * hashed, 18 * hashed);
     let jumps = [(0.7, high), (1.0, low)].repeat(12);
     let steps = [vec![(2.0, low)], jumps, vec![(60.0, low)]].concat();
     let task = PeriodicTask::start(30.0, &steps, &port, &log).expect("task");

@@ -2,9 +2,7 @@
 
 use crate::common;
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{
-    Console, GuestSpec, Lab, Ran, guest_files, kill, listens, wait_until, wait_while_alive,
-};
+use dewar_testkit::{Console, GuestSpec, Lab, Ran, kill, listens, wait_until, wait_while_alive};
 use rustix::process::Signal;
 use serde_json::json;
 use std::ops::{Deref, DerefMut};
@@ -22,13 +20,13 @@ fn start(lab: &Lab, name: &str, ram: &[&str], user: Option<&str>) -> (ByHand, st
     let mut command = match user {
         Some(user) => {
             // The repository may lie where the user cannot look.
-            for file in <[_; 2]>::from(guest_files().expect("guest files")) {
-                let copy = folder.join(file.file_name().expect("name"));
-                std::fs::copy(&file, &copy).expect("copy");
+            for option in ["-kernel", "-initrd"] {
+                let at = line.iter().position(|word| word == option).expect(option) + 1;
+                let copy = folder.join(&option[1..]);
+                std::fs::copy(&line[at], &copy).expect("copy");
                 // Ubuntu's kernels are root's alone.
                 Command::new("chmod").arg("644").arg(&copy).status().expect("chmod");
-                let words = line.iter_mut().filter(|word| **word == file.display().to_string());
-                words.for_each(|word| *word = copy.display().to_string());
+                line[at] = copy.display().to_string();
             }
             for path in [lab.path(), &folder] {
                 Command::new("chmod").arg("777").arg(path).status().expect("chmod");

@@ -64,7 +64,7 @@ fn a_restored_guest_is_checkpointed_and_restored_again() {
     let mut guest = lab.run("chain", &spec).expect("guest");
     guest.console.ask("check 8000 1 disk").expect("check");
     let mut before = 0;
-    for generation in 0..3 {
+    for generation in 0..rounds("generations of a guest", 4, 3) {
         lab.dewar(&["checkpoint", "chain"]).done();
         lab.crash("chain");
         lab.restore(&mut guest, &["chain"]).expect("restore");

@@ -111,7 +111,7 @@ fn copies_that_fail_leave_nothing() {
     let mut hosts = hosts("soft");
     let line = Hosts::line(&hosts.b, &COPY);
     let all =
-        ["sending memory", "copying disks", "intent", "receiving memory", "loading the devices"];
+        ["copying disks", "sending memory", "intent", "receiving memory", "loading the devices"];
     for step in sample("steps of a move with disks", all.to_vec(), 3) {
         let after = format!("killed at '{step}'");
         hosts.killed_at(step, &["--with-disks"]);
@@ -125,6 +125,7 @@ fn copies_that_fail_leave_nothing() {
     let (code, _, said) = held.go_on();
     assert_eq!(code, 1, "{said}");
     assert!(!hosts.assert_on_one("its QEMU there ended"));
+    assert!(!disk(&hosts, true).exists(), "its copy is left");
     // The link is cut.
     let via = format!("sh -c 'cat | \"$@\" | cat' sh {}", hosts.b.via());
     let line = Hosts::line_via(&via, &hosts.b, &COPY);

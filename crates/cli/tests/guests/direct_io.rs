@@ -94,7 +94,7 @@ fn in_flight(format: &'static str) {
     let disk = DiskSpec { format, cache: "none", ..DiskSpec::default() };
     let spec = GuestSpec { memory_mib: 192, vcpus: 2, disks: vec![disk], ..GuestSpec::default() };
     let mut guest = lab.run("io", &spec).expect("guest");
-    guest.console.ask("check 2000 2 reads").expect("check");
+    guest.console.ask("check 2000 2 reads hard").expect("check");
     for round in 0..rounds("checkpoints with reads in flight", 4, 2) {
         let pid = lab.pid("io").expect("pid");
         slow.add(pid);

@@ -1,7 +1,7 @@
 //! A copy of RAM taken inside the pause equals the image, byte for byte.
 
 use crate::common::{self, assert_exact};
-use dewar_testkit::GuestSpec;
+use dewar_testkit::{GuestSpec, rounds};
 
 #[test]
 fn every_page_is_that_of_the_pause() {
@@ -23,7 +23,7 @@ fn every_page(vcpus: u32) {
     assert_exact(&lab, &mut guest, "slow");
     guest.console.ask("words 0").expect("words");
     guest.console.ask("check 12000 2 disk hard").expect("check");
-    for _ in 0..vcpus {
+    for _ in 0..rounds("exact checkpoints under full load", 3, vcpus as usize) {
         assert_exact(&lab, &mut guest, "violent");
     }
     guest.console.ask("verify").expect("consistent");

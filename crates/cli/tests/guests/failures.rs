@@ -148,6 +148,34 @@ fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
 }
 
 #[test]
+fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
+    let lab = common::lab();
+    let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
+    let mut guest = lab.run("g", &spec).expect("guest");
+    guest.console.ask("fill 350 noise").expect("fill");
+    lab.dewar(&["checkpoint", "g", "--tag", "t"]).done();
+    lab.crash("g");
+    let mut restore = lab
+        .command(&["restore", "t"])
+        .env("DEWAR_TEST_SIGNAL", "loaded:stop")
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("dewar");
+    let restoring = restore.id() as i32;
+    wait_until("the loaded guest", Duration::from_secs(20), || signal_stop(restoring));
+    // Its server dies; nobody holds the image open any more.
+    let server = lab.pid_on_record("g", "server");
+    kill(server, Signal::KILL);
+    wait_while_alive(server);
+    lab.dewar(&["delete", "t"]).failed(1, &["guest 'g'", "nothing was removed"]);
+    kill(restoring, Signal::CONT);
+    restore.wait().expect("restore");
+    lab.dewar(&["restore", "g"]).done();
+    lab.wait_for_memory("g");
+    lab.dewar(&["delete", "t"]).done();
+}
+
+#[test]
 fn a_guest_without_a_page_server_is_not_started() {
     let lab = common::lab();
     let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");

@@ -5,7 +5,7 @@ use crate::common::{self, HeldCheckpoint, qemus};
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     CHANGES, Call, Console, Fault, GuestSpec, Lab, NEED_ROOM, RedisServer, TestGuest, calls_of,
-    kill, sample, wait_until, wait_while_alive, with_fault,
+    kill, sample, step_of, wait_until, wait_while_alive, with_fault,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -274,9 +274,8 @@ fn with_each(
     assert!(output.status.success(), "{output:?}");
     assert_not_lost(&lab, &mut guest, may_end, "undisturbed");
     let mut went_wrong = 0;
-    // What repeats comes in threes: write, fsync, rename.
     let wanted = sample(&format!("calls of {line:?}"), calls.clone(), TRIED).len();
-    let step = calls.len().div_ceil(wanted);
+    let step = step_of(calls.len(), TRIED);
     let (mut next, mut runs) = (0, 0);
     while let Some(call) = calls.get(next).cloned().filter(|_| runs < 2 * wanted) {
         prepare();

@@ -168,7 +168,7 @@ fn killed_at_every_step_it_is_frozen_or_runs() {
     let to_store = ["stopping the guest", "prepared", "resumed", "committed", "kept", "on record"];
     let cases = in_place.map(|step| (&["freeze", "g"][..], step)).into_iter();
     let cases = cases.chain(to_store.map(|step| (&["freeze", "g", "--to-store"][..], step)));
-    // One in a pair is of the command alone, the other of its guardian, too.
+    // Of two kills at a step one hits the command alone, the other its guardian, too. Either comes first in turn.
     let all = cases.enumerate().flat_map(|(number, (line, step))| {
         let first = number % 2 == 1;
         [first, !first].map(|both| (line, step, both))
@@ -336,7 +336,7 @@ fn another_command_is_waited_for() {
 fn thaw_killed_at_every_step_can_be_tried_again() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
-    let all = ["checking memory", "starting QEMU", "started", "loaded", "thawed"];
+    let all = ["loaded", "checking memory", "started", "starting QEMU", "thawed"];
     for step in sample("steps of a thaw", all.to_vec(), 3) {
         lab.dewar(&["freeze", "g"]).done();
         let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], step);

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Every step boundary of a checkpoint.
 /// Each step before the checkpoint exists.
 const UNCOMMITTED: [&str; 15] = [
     "guarded",
@@ -297,7 +296,7 @@ fn a_guardian_killed_alone_harms_nothing() {
 fn qemu_killed_in_a_checkpoint() {
     let mut scene = Scene::new("victim");
     let images = scene.images();
-    let all = ["prepared", "armed", "epoch", "stopped", "resumed", "disks-copied", "disks-current"];
+    let all = ["prepared", "armed", "stopped", "epoch", "resumed", "disks-copied", "disks-current"];
     for step in sample("steps of a checkpoint whose QEMU dies", all.to_vec(), 4) {
         let before = scene.store_files();
         let held = HeldCheckpoint::at(&scene.lab, "victim", step);
@@ -462,7 +461,7 @@ fn a_page_server_killed_makes_the_guest_wait_and_is_replaced() {
 fn restore_killed_at_every_step_starts_over() {
     let mut scene = Scene::new("again");
     let all =
-        ["starting QEMU", "starting the page server", "loading the devices", "loaded", "started"];
+        ["starting QEMU", "starting the page server", "loaded", "loading the devices", "started"];
     for step in sample("steps of a restore", all.to_vec(), 3) {
         scene.lab.crash("again");
         let mut child = scene

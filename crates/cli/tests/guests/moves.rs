@@ -23,7 +23,7 @@ fn a_guest_under_full_fire_moves_again_and_again() {
         &["--postcopy", "--codec", "zstd"],
         &["--postcopy=auto", "--codec", "raw"],
     ];
-    let rounds = rounds("moves under full fire", 20, 2);
+    let rounds = rounds("moves under full fire", 20, 3);
     for round in 0..2 * rounds {
         let at_b = round % 2 == 1;
         let (from, to) = if at_b { (&hosts.b, &hosts.a) } else { (&hosts.a, &hosts.b) };

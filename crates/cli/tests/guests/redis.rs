@@ -143,7 +143,8 @@ fn a_guest_lives_in_redis() {
 fn a_cluster_node_dies_in_a_checkpoint_and_in_a_restore() {
     let lab = common::lab();
     let mut cluster = RedisCluster::start().expect("cluster");
-    let url = format!("{}/?retry=2s", cluster.url());
+    // Longer than the others take to find out.
+    let url = format!("{}/?retry=5s", cluster.url());
     let mut guest = guest(&lab);
     lab.dewar(&["checkpoint", "g", "--store", &url, "--tag", "whole"]).done();
     let held =

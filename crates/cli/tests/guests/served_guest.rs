@@ -123,9 +123,12 @@ pub fn make_disk(lab: &Lab) -> PathBuf {
     disk
 }
 
-/// Beside the guest's kernel. Two that make it at once make the same.
+/// With the states of guests, which go when the guest's program is another. Of several that make it the
+/// last one wins; a copy that has begun has what it began with.
 fn first_disk(lab: &Lab) -> PathBuf {
-    let made = guest_files().expect("guest").1.with_file_name(format!("files-{FILES:?}.raw"));
+    let folder = guest_files().expect("guest").1.with_file_name("warm");
+    std::fs::create_dir_all(&folder).expect("folder");
+    let made = folder.join("files.raw");
     if made.exists() {
         return made;
     }

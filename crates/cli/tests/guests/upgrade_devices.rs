@@ -3,7 +3,9 @@
 
 use crate::common::{self, HeldCheckpoint, free_port};
 use dewar_guest_qemu::Qmp;
-use dewar_testkit::{Console, GuestSpec, Lab, Network, TestGuest, kill, next_qemu, web_load};
+use dewar_testkit::{
+    Console, GuestSpec, Lab, Network, TestGuest, kill, next_qemu, rounds, web_load,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
@@ -191,7 +193,7 @@ fn a_listener_that_came_as_a_descriptor_goes_along() {
     let status = shell.args(run.get_args()).stdin(OwnedFd::from(listener)).status();
     assert!(status.expect("run").success());
     let mut guest = lab.attach("g").expect("guest");
-    for round in 0..2 {
+    for round in 0..rounds("upgrades with a listener's descriptor", 3, 2) {
         TcpStream::connect(address).unwrap_or_else(|error| panic!("round {round}: {error}"));
         let told = upgrade(&lab, &mut guest, &[]);
         assert_eq!(told["not_handed_over"], json!([]), "{told}");

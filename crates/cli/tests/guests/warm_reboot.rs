@@ -93,7 +93,8 @@ fn killed_at_any_time_no_block_is_lost_and_the_guest_sees_no_error() {
 
 #[test]
 fn a_supervisor_that_dies_at_any_step_leaves_no_guest_held() {
-    let steps = ["held", "made", "mapped", "exchanged", "reset"];
+    // 'make test' tries the first and the last: the first is in the middle of the exchange.
+    let steps = ["mapped", "held", "made", "exchanged", "reset"];
     for step in sample("supervisors that die", steps.to_vec(), 2) {
         let signal = format!("{step}:kill");
         let mut warm = Warm::started(&How {

@@ -139,7 +139,7 @@ fn what_is_kept_is_given_up_for_others_and_after_a_while() {
 /// QEMU dies while its guest is held, with its memory half exchanged.
 #[test]
 fn a_qemu_that_dies_at_its_reset_leaves_nothing_but_its_disk() {
-    // The first is in the middle of the exchange.
+    // 'make test' tries the first alone: it is in the middle of the exchange.
     let steps = ["mapped", "held", "made", "exchanged"];
     for step in sample("QEMUs that die at a reset", steps.to_vec(), 1) {
         let signal = format!("{step}:stop");
