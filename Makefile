@@ -12,7 +12,7 @@ BENCH_PROGRAMS = cargo build --release -q -p dewar-cli -p dewar-testkit -p dewar
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
 	@echo "make test              set up everything and run all tests"
-	@echo "make test-fast         every library, and each verb's main job with real guests; two minutes"
+	@echo "make test-fast         the libraries, and the main jobs with real guests; two minutes"
 	@echo "make test-sweeps       the guest tests, trying every step and call where 'make test' tries some"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make test-hosts        the tests that need hosts of their own, between small virtual machines"
@@ -72,12 +72,12 @@ lint: setup
 ifeq ($(wildcard target/debug),)
 test: export CARGO_INCREMENTAL = 0
 endif
-test: setup guest
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target prepared
+test: setup
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target prepared
 	scripts/test.sh
 
 # What is fetched comes while the code is looked through.
-prepared: lint next-qemu criu podman
+prepared: guest lint next-qemu criu podman
 
 test-sweeps: setup guest next-qemu criu podman
 	scripts/test.sh sweeps

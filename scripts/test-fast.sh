@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What can be tested in a few minutes: every library alone, and each verb's main job with real guests.
+# What can be tested in a few minutes: the libraries alone, and the main jobs with real guests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
@@ -15,10 +15,13 @@ guests=(
     redis::a_full_server_fails_the_checkpoint_alone
     adopt::an_adopted_guest_moves_and_freezes
     containers::a_container_goes_on_where_it_was_saved
+    migrate::a_guest_moves_there_and_back
+    warm_reboot::another_qemu_and_a_freeze_leave_the_disks_served_and_the_next_reboot_warm
+    host_reboot::a_plan_tells_what_would_be_lost
 )
 cargo test --workspace -q --lib --bins
 cargo test -p dewar-testkit -q --test layout --test import_cycles
-cargo test -p dewar-cli -q --test guests -- --test-threads=2 "${guests[@]}"
+cargo test -p dewar-cli -q --test guests -- --test-threads=3 "${guests[@]}"
 # A name that no test has any more must not pass.
 for name in "${guests[@]}"; do
     cargo test -p dewar-cli -q --test guests -- --list "$name" 2>/dev/null | grep ': test$' >/dev/null ||

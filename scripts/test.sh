@@ -62,7 +62,7 @@ if [ "${1:-}" != sweeps ]; then
     tests_beside 2 --test images
 fi
 # A guest keeps half a core busy, and some tests only wait.
-tests guests 5 --test guests
+tests guests 4 --test guests
 if [ -n "$beside" ]; then joined images; fi
 echo
 # The harness may have begun the line.
