@@ -95,7 +95,7 @@ fn so_is_each_line_that_it_is_fed() {
 }
 
 #[test]
-fn nobody_who_listens_holds_nobody_up() {
+fn a_port_without_a_reader_delays_no_program() {
     let port = Port::new();
     let path = port.folder.path().join("port");
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! What a server of ours is told by other processes of ours, at the socket where it serves.
+//! What other processes of ours ask of a disk server, at the socket where it serves.
 
 use crate::nbd::{ACK, ANSWER_MAGIC, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, RELEASE};
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! Clients come and go.
+//! The loop of a disk server: it accepts clients and starts a thread for each.
 
 use crate::connection;
 use crate::export::Export;

@@ -1,13 +1,15 @@
 //! How much CPU time this process may take beside others, as a nice value of its session.
 //!
-//! | | |
-//! |---|--:|
-//! | idle threads are at work | 19 |
-//! | they are, and some got no CPU time for too long | 5 |
-//! | no idle thread is; or other processes wait for this one | 0 |
+//! Where sessions are the scheduler's groups (autogroup), CPU time is shared among sessions first, and idle
+//! priority counts within one session only. So a capture lowers the weight of its own session:
 //!
-//! Without a session of its own that can be weighed the work is done as well, but takes more
-//! CPU time from others.
+//! | nice | when |
+//! |--:|---|
+//! | 19 | idle-priority threads are at work |
+//! | 5 | they are, and some got no CPU time for too long |
+//! | 0 | no such thread is at work, or other processes wait for this one |
+//!
+//! Without a session of its own, or the right to set its weight, the work is done at the usual weight.
 
 use dewar_kernel::OwnSession;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Threads that take no CPU time which others want.
+//! Idle-priority threads: they run only on CPU time that no other thread wants.
 
 use crate::session_nice::{Presence, STARVED, Weight};
 use dewar_kernel::{OwnSession, ThreadActivity, ThreadId};

@@ -1,11 +1,11 @@
-//! Captured pages on their way to the image: one slot a page, so that a newer
-//! copy replaces an older.
+//! The buffer of captured pages. Each page has one slot: a newer copy replaces an older one.
 //!
-//! Fresh memory can take longer to get than a page takes to copy, several times
-//! as long where the host's own host backs it when it is first touched. So what
-//! the pause will need is got before and set aside: epochs, which have time, get
-//! theirs when they need it. Were it to be got again after each epoch that used
-//! some, the guest could write more meanwhile than was got.
+//! To get fresh memory from the kernel can take several times as long as to copy a page, above all in a
+//! virtual machine whose host backs memory when it is first touched. The pause must not wait for that. So
+//! before the pause the buffer gets the memory that the pause will need, touches it, and sets it aside.
+//!
+//! Epochs have time: they get memory when they need it, and never use what is set aside. Otherwise it had to
+//! be got again after each epoch, while the guest writes on.
 
 use dewar_memory::Ram;
 use dewar_units::{PAGE_BYTES, PageNumber, PageSet};

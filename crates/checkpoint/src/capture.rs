@@ -34,11 +34,11 @@ use dewar_capture::{CaptureStep, Epoch, Epochs, Workers, converge, cores};
 use dewar_codec::Compression;
 use dewar_guest::{DiskTracking, Guest, GuestError, Health};
 use dewar_image::{
-    CaptureCounts, Dedup, DirtyStore, EpochRecord, ImageOptions, ImageReader, MemoryRecord, Record,
-    RegionRecord, Store, Summary,
+    CaptureCounts, Dedup, DirtyStore, EpochRecord, ImageOptions, ImageReader, ImageWriter,
+    MemoryRecord, Record, RegionRecord, Store, Summary,
 };
 use dewar_kernel::OwnSession;
-use dewar_memory::{Ram, WriteTracker};
+use dewar_memory::{Ram, RamRegion, WriteTracker};
 use dewar_units::PageSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -190,16 +190,7 @@ fn capture<'s>(
     let observer = &Timeline::new(observer, began);
     let ram = guest.ram();
     // An unwritable store is found before the guest is touched.
-    let image = ImageOptions {
-        pages: ram.pages(),
-        compression: options.compression,
-        level: options.level,
-        dedup: options.dedup,
-    };
-    let mut writer = store.begin(image, options.base.image())?;
-    if let Some(beside) = &options.dirty {
-        writer.use_dirty_store(beside.store.clone())?;
-    }
+    let writer = begin_image(store, &options, ram.pages())?;
     let allowance = Allowance::new(options.dirty.as_ref().map_or(0, |it| it.spread_pages));
     observer.step(Step::Begun);
     guest.prepare(DiskTracking {
@@ -269,10 +260,6 @@ fn capture<'s>(
     let of_guest = GuestState { device_state: &device_state, hottest: &epochs.hottest() };
     let written = behind(guest, &ctx, &captures.buffer, holes, of_guest, &options.scratch)?;
 
-    let regions = ram
-        .regions()
-        .iter()
-        .map(|region| RegionRecord { name: region.name.clone(), pages: region.pages.count() });
     let summary = Summary {
         stored_bytes: writer.stored_bytes()
             + written.disks.iter().map(|disk| disk.digest.bytes).sum::<u64>(),
@@ -294,7 +281,7 @@ fn capture<'s>(
     let memory = MemoryRecord {
         pages: ram.pages(),
         root: written.root,
-        regions: regions.collect(),
+        regions: region_records(&ram),
         counts: written.counts,
     };
     let record = Record {
@@ -312,6 +299,33 @@ fn capture<'s>(
         debt.commit();
     }
     Ok(CheckpointOutcome { record, tracker: identity, by_tracking })
+}
+
+/// Begins an image of so many pages, beside a dirty store where one is given.
+fn begin_image<'s>(
+    store: &'s Store,
+    options: &CheckpointOptions<'s>,
+    pages: u64,
+) -> Result<ImageWriter<'s>, CheckpointError> {
+    let image = ImageOptions {
+        pages,
+        compression: options.compression,
+        level: options.level,
+        dedup: options.dedup,
+    };
+    let mut writer = store.begin(image, options.base.image())?;
+    if let Some(dirty) = &options.dirty {
+        writer.use_dirty_store(dirty.store.clone())?;
+    }
+    Ok(writer)
+}
+
+fn region_records(ram: &Ram) -> Vec<RegionRecord> {
+    let record = |region: &RamRegion| RegionRecord {
+        name: region.name.clone(),
+        pages: region.pages.count(),
+    };
+    ram.regions().iter().map(record).collect()
 }
 
 /// The guest's tracker, and whether it has tracked since the base's pause.

@@ -15,7 +15,7 @@ use dewar_units::{PAGE_BYTES, PageNumber, PageRange};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use crashed_ram::DeadRam;
+pub use crashed_ram::CrashedRam;
 pub use serve::{PageServer, PageTable, ServeEnd, ServeProgress};
 
 /// Pages that a worker takes at a time.
@@ -31,7 +31,7 @@ const PIECE: u64 = 4096;
 pub fn fill_files(
     image: &ImageReader,
     files: Vec<File>,
-    dead: &DeadRam,
+    dead: &CrashedRam,
     observer: &dyn Observer,
 ) -> Result<u64, CheckpointError> {
     let memory = &image.record().memory;
@@ -51,7 +51,7 @@ fn fill_file(
     entries: &[Entry],
     range: PageRange,
     ram: &NewRam,
-    dead: &DeadRam,
+    dead: &CrashedRam,
     observer: &dyn Observer,
 ) -> Result<u64, CheckpointError> {
     let pieces = Pieces::new(range, PIECE);

@@ -1,4 +1,5 @@
-//! A container that is restored but for one word ([`crate::relay`]).
+//! A container that is restored up to its last step: a relay ([`crate::relay`]) holds the message back that
+//! lets it run.
 
 use crate::container::Container;
 use crate::dump::failure;

@@ -1,4 +1,4 @@
-//! Pages of processes that were copied, and where.
+//! A file in memory with copies of pages of processes, and an index of which page lies where.
 
 use crate::error::OciError;
 use dewar_units::PAGE_BYTES;

@@ -1,7 +1,8 @@
-//! A program in a runtime's place: a link to our own, which becomes the runtime, with variables that the one who
-//! starts it does not have.
+//! The program that podman starts as its runtime: a link to `dewar`, which sets some environment variables and
+//! then executes the real runtime.
 //!
-//! A script would not do: the folder may lie in a file system from which no program is started.
+//! podman itself must not have these variables: its monitor would inherit them, and outlives the command. A
+//! shell script would not do: the folder may lie in a file system from which no program is started.
 
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;

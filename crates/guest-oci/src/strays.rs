@@ -1,13 +1,17 @@
-//! Runtimes and CRIUs that a command started for a guest, and that outlived it.
+//! Runtimes and CRIUs that outlived the command that started them.
 //!
-//! A CRIU whose command is gone would wait for ever for somebody to fetch pages, with the container frozen. Each
-//! process that a dump starts has the guest's mark in its environment, and so have those that it starts. CRIU itself may
-//! come to write its title over that: it is known by what it traces, and the runtime that started it is found.
+//! Such a CRIU waits for a client that fetches pages, for ever, while the container is frozen.
 //!
-//! They are not killed but brought to their end: somebody connects to the page server and goes away, which is what
-//! it waits for. CRIU leaves the container as it was then. Killed, it leaves in its network rules that keep all
-//! packets out, and in its processes the code that it had put there, beside which CRIU cannot work a second time.
-//! Where that was done all the same, by us after a while or by somebody else, both are taken away.
+//! **How they are found.** Each process that a dump starts has the guest's mark in its environment, and its
+//! children inherit it. CRIU may write its title over its own environment; the runtime that started it keeps
+//! the mark.
+//!
+//! **How they are ended.** Dewar connects to CRIU's page server and closes the connection. CRIU then ends and
+//! leaves the container as it was. Dewar kills only those that are still there after a while.
+//!
+//! **What a killed CRIU leaves.** Firewall rules in the container's network drop all of its packets, and
+//! CRIU's code stays in its processes, beside which CRIU cannot work again. Dewar removes both, whatever
+//! killed CRIU.
 
 use crate::network::Network;
 use crate::processes::Processes;

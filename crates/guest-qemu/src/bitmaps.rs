@@ -32,7 +32,7 @@ pub(crate) fn begin_action(node: &str, image: &str) -> Value {
 }
 
 /// Removes our bitmaps of all nodes: nothing of us stays that an internal snapshot's user
-/// would have to take away before he may go back to it.
+/// would have to take away before going back to it.
 ///
 /// # Errors
 /// Where QEMU refuses.

@@ -1,7 +1,8 @@
-//! A guest that is held at its reset, and gets other memory there.
+//! A guest that is stopped at its reset and gets empty memory there.
 //!
-//! QEMU is told to stop at a reset in place of doing it (`set-action reboot=shutdown,shutdown=pause`). The guest's memory is
-//! as it was then, and nobody uses it. An empty file takes the place of each RAM file; what the guest had stays ours:
+//! Dewar has QEMU stop at a reset in place of doing it (`set-action reboot=shutdown,shutdown=pause`). The guest
+//! stands still, with its memory as it was. The supervisor puts an empty file in the place of each RAM file,
+//! and keeps the old one:
 //!
 //! ```text
 //!   held      QEMU said SHUTDOWN, and stands still
@@ -12,15 +13,17 @@
 //!   runs      cont
 //! ```
 //!
-//! **If we die** between these: until "mapped" NAME.next is in nobody's use, and is removed. From then on it is the guest's
-//! memory, and is given its name ([`settle`]). Then the guest is reset, as it was to be. A guest that is held and has
-//! nobody is seen by its state, "shutdown"; one that was reset and is to run only by what its holder wrote down before.
+//! **If the supervisor dies.** Before "mapped" no process uses NAME.next, and the next supervisor removes it.
+//! From "mapped" on it is the guest's memory, and the next supervisor gives it its name ([`settle`]). Then it
+//! resets the guest. A guest that is held is known by QEMU's state "shutdown". A guest that was reset and not
+//! started is in "prelaunch"; the supervisor's note on disk says that it is to run.
 //!
-//! Where that cannot be (memory of huge pages of a pool, a kernel that lets nobody inject) the memory is copied while the
-//! guest is held, which takes longer.
+//! **Without injection** (huge pages of a pool, a kernel that refuses it) the supervisor copies the memory while
+//! the guest is held. That takes longer.
 //!
-//! With a fresh file that is empty below 1 MiB a q35 machine does not boot: QEMU's firmware is shadowed there once, when
-//! the machine is made. So that part is copied, of each RAM file: which of them lies at the guest's address 0 is QEMU's to say.
+//! **Below 1 MiB** the new file gets a copy of the old content. There lies the firmware, which QEMU puts there
+//! once, when it makes the machine; without it a q35 machine does not boot. Each RAM file gets the copy, since
+//! only QEMU knows which of them holds the guest's address 0.
 
 mod error;
 mod memory;

@@ -92,7 +92,7 @@ impl SavedDisk {
 /// Why a guest cannot be started again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReviveError {
+pub enum StartError {
     /// The image's description of it.
     #[error("the image's description of its machine cannot be read: {0}")]
     Machine(#[from] serde_json::Error),
@@ -119,7 +119,7 @@ pub enum ReviveError {
 
 /// A guest about to be started again.
 #[derive(Debug)]
-pub struct Revival {
+pub struct PlannedStart {
     /// What the image says.
     pub machine: Machine,
     /// Its new command lines.
@@ -136,25 +136,25 @@ pub struct Revival {
 /// # Errors
 /// Where the image and its command line do not fit together; then nothing is
 /// left.
-pub fn plan_revival(
+pub fn plan_start(
     machine: Value,
     disks: &[SavedDisk],
     regions: &[(String, u64)],
     folder: &GuestFolder,
     ram_path: impl Fn(&str) -> PathBuf,
-) -> Result<Revival, ReviveError> {
+) -> Result<PlannedStart, StartError> {
     let machine: Machine = serde_json::from_value(machine)?;
     let places = disk_places(&machine.arguments)?.len();
     let mut overlays = HashMap::new();
     for (index, disk) in machine.disks.iter().enumerate() {
         if disk.place >= places || !disks.iter().any(|saved| saved.name == disk.name) {
-            return Err(ReviveError::NoCopy(disk.name.clone()));
+            return Err(StartError::NoCopy(disk.name.clone()));
         }
         overlays.insert(disk.place, overlay_path(folder, index));
     }
     for (index, disk) in (machine.disks.len()..).zip(&machine.excluded) {
         if disk.place >= places {
-            return Err(ReviveError::NoCopy(disk.name.clone()));
+            return Err(StartError::NoCopy(disk.name.clone()));
         }
         overlays.insert(disk.place, overlay_path(folder, index));
     }
@@ -172,9 +172,9 @@ pub fn plan_revival(
         let result = match (empty_bytes, saved) {
             (Some(bytes), _) => keep_old(&path).and_then(|()| create_empty(&path, bytes)),
             (None, Some(saved)) => overlay_on(saved, &path),
-            (None, None) => return Err(ReviveError::NoCopy(name.clone())),
+            (None, None) => return Err(StartError::NoCopy(name.clone())),
         };
-        let result = result.map_err(ReviveError::from).and_then(|()| match &user {
+        let result = result.map_err(StartError::from).and_then(|()| match &user {
             Some(user) => Ok(user.give(&path, folder.root())?),
             None => Ok(()),
         });
@@ -184,7 +184,7 @@ pub fn plan_revival(
         }
         made.push(path);
     }
-    Ok(Revival { machine, plan, regions: planned, overlays: made })
+    Ok(PlannedStart { machine, plan, regions: planned, overlays: made })
 }
 
 /// The overlay that disk `index` of a restored guest runs on. One that is there is kept
@@ -214,13 +214,13 @@ fn keep_old(overlay: &Path) -> Result<(), DiskError> {
 fn order_regions(
     planned: &[PlannedRegion],
     saved: &[(String, u64)],
-) -> Result<Vec<PlannedRegion>, ReviveError> {
+) -> Result<Vec<PlannedRegion>, StartError> {
     saved
         .iter()
         .map(|(id, bytes)| {
             let region = planned.iter().find(|region| region.id == *id);
             let differs =
-                |planned| ReviveError::RamDiffers { id: id.clone(), planned, saved: *bytes };
+                |planned| StartError::RamDiffers { id: id.clone(), planned, saved: *bytes };
             let region = region.ok_or_else(|| differs(0))?;
             if region.bytes != *bytes { Err(differs(region.bytes)) } else { Ok(region.clone()) }
         })

@@ -1,5 +1,5 @@
-//! What every guest offers, whatever runs it: its memory, a pause, its device
-//! state, its disks.
+//! The two kinds of guest that capabilities drive: [`Guest`], a virtual machine, and [`ProcessGuest`], a
+//! container.
 //!
 //! A capability such as live checkpointing drives a [`Guest`] through one
 //! fixed order of calls (see [`Guest`]) and knows nothing of hypervisors.

@@ -240,8 +240,8 @@ impl ImageReader {
         })
     }
 
-    /// Bounds how long what fails in its stores is tried again, for somebody who
-    /// comes back to it by himself.
+    /// Bounds how long what fails in its stores is tried again, for a caller
+    /// that comes back to it by itself.
     pub fn set_patience(&self, patience: Duration) {
         *self.patience() = patience;
         self.store.backend().set_patience(patience);

@@ -66,7 +66,7 @@ fn what_the_kernel_forgot_to_take_off_is_counted_anew() {
 }
 
 #[test]
-fn who_sleeps_when_he_leaves_takes_no_bandwidth_along() {
+fn a_sleeping_thread_that_leaves_takes_no_bandwidth_along() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
     let pid = sleeper.id() as i32;
@@ -75,7 +75,7 @@ fn who_sleeps_when_he_leaves_takes_no_bandwidth_along() {
     sleeper.wait().expect("wait");
     match result {
         Err(error) if error.errno() == Some(Errno::PERM.raw_os_error()) => {
-            println!("SKIPPED who_sleeps_when_he_leaves_takes_no_bandwidth_along: {error}");
+            println!("SKIPPED a_sleeping_thread_that_leaves_takes_no_bandwidth_along: {error}");
         }
         // In the long run the kernel would have promised all to nobody.
         result => result.expect("there is room each time"),

@@ -5,7 +5,7 @@ use dewar_checkpoint::CheckpointError;
 use dewar_guest::GuestError;
 use dewar_guest_qemu::handover::HandoverError;
 use dewar_guest_qemu::launch::LaunchError;
-use dewar_guest_qemu::start_from_state::ReviveError;
+use dewar_guest_qemu::start_from_state::StartError;
 use dewar_guest_qemu::{DiskError, IncomingError, RecoverError, RollbackError, StateError};
 use dewar_image::{ImageError, StoreError};
 use dewar_kernel::KernelError;
@@ -218,8 +218,8 @@ impl From<LaunchError> for Failure {
     }
 }
 
-impl From<ReviveError> for Failure {
-    fn from(error: ReviveError) -> Self {
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
         Self::new(Code::Failed, error.to_string())
     }
 }

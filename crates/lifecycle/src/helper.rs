@@ -1,5 +1,6 @@
-//! A process of ours beside a command: the guardian, the page server, the watchdog and the background
-//! controller of `qos`.
+//! A process of ours beside a command: the guardian, the page server, the supervisor and the server of
+//! served disks, the watcher of `host-reboot`, the watchdog and the background controller of `qos`. A
+//! command that another one runs to its end is no helper.
 //!
 //! The command starts its own program again, in a session of its own, with one end of a unix socket as
 //! standard input:

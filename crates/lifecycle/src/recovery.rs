@@ -1,8 +1,8 @@
 //! What a dead command left with a guest is finished by the next command that looks at it.
 //!
-//! Each feature that can leave something has one step here, in a file of its own. A step looks at the
-//! guest's folder and record; if it finds nothing of its feature, it does nothing. It may be tried
-//! again any number of times: a command can die in it, too.
+//! Each feature that can leave something has one step in the list `STEPS`. Some steps lie here, the others in
+//! their feature's module. A step looks at the guest's folder and record; where it finds nothing of its
+//! feature, it does nothing. It may be tried again any number of times: a command can die in it, too.
 
 mod journal;
 pub(crate) mod migration;

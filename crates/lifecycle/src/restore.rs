@@ -22,7 +22,7 @@ use crate::locked_guest::{LockedGuest, clear_predecessor};
 use crate::ram_dir::ram_dir;
 use crate::recovery::replaced;
 use crate::reporter::Reporter;
-use deferred_free::OldRam;
+use deferred_free::DeferredFree;
 use dewar_checkpoint::restore::hot_pages;
 use dewar_guest_qemu::identity::renew_generation;
 use dewar_guest_qemu::launch::remove_files;
@@ -36,8 +36,8 @@ use predecessor::{dead_ram, end_predecessor};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// Brings a guest back from a checkpoint. `told` is called when it runs; a predecessor's memory may
-/// still be being freed then, and its lock is held until that is done.
+/// Brings a guest back from a checkpoint. `report` is called when the guest runs. The memory of the guest
+/// that it replaces may still be in the course of being freed then; its lock is held until that is done.
 ///
 /// # Errors
 /// Where it does not come back; the failure says what became of the guest before.
@@ -70,7 +70,7 @@ pub fn restore(
     }
     let mut dead = before.as_ref().map_or(Vec::new(), |before| dead_ram(before, image.record()));
     let ram_dir = ram_dir(options.ram_dir.clone());
-    let mut old_ram = OldRam::new(clear_predecessor(&folder, Some(&ram_dir), options.next)?);
+    let mut old_ram = DeferredFree::new(clear_predecessor(&folder, Some(&ram_dir), options.next)?);
     let mut coming = 0;
     let needed = image.record().memory.pages * PAGE_BYTES as u64;
     let room = host.ram_room(&name, &ram_dir, options.overcommit);
@@ -117,26 +117,9 @@ pub fn restore(
         frozen,
         ram_dir: &ram_dir,
     };
-    let result = load(host, options, &folder, source, identity, reporter, &mut made);
-    if let Err(failure) = result {
-        replaced::end_loading(&folder)?;
-        let now = folder.record_if_any();
-        if !now.is_ok_and(|now| !now.is_some_and(|record| record.process.is_seen())) {
-            // It was loaded and may run at any moment: its files are in use.
-            return Err(failure
-                .attention()
-                .state("the guest is loaded but was not let run")
-                .advice("the next dewar command that looks at it tries again"));
-        }
-        remove_files(&made);
-        if let Err(why) = replaced::rollback(&folder) {
-            let state = format!("no guest was started, nor the one before put back: {why}");
-            return Err(failure.attention().state(state).advice("'dewar ps' tries again"));
-        }
-        forget_new();
-        return Err(failure.state("no guest was started"));
-    }
-    let Loaded { record, state, reused, unforwarded, identity } = result?;
+    let loaded = load(host, options, &folder, source, identity, reporter, &mut made);
+    let Loaded { record, state, reused, unforwarded, identity } =
+        loaded.map_err(|failure| undo_load(&folder, failure, &made, forget_new))?;
     let back_at = Instant::now();
     // If this fails, the next command that looks at the guest does it.
     let _ = replaced::forget(&folder);
@@ -163,6 +146,33 @@ pub fn restore(
     drop(old_ram);
     drop(lock);
     end
+}
+
+/// Puts back what was before a guest that could not be loaded; returns the failure with how things are then.
+fn undo_load(
+    folder: &GuestFolder,
+    failure: Failure,
+    made: &[PathBuf],
+    forget_new: impl FnOnce(),
+) -> Failure {
+    if let Err(why) = replaced::end_loading(folder) {
+        return why;
+    }
+    let now = folder.record_if_any();
+    if !now.is_ok_and(|now| !now.is_some_and(|record| record.process.is_seen())) {
+        // It was loaded and may run at any moment: its files are in use.
+        return failure
+            .attention()
+            .state("the guest is loaded but was not let run")
+            .advice("the next dewar command that looks at it tries again");
+    }
+    remove_files(made);
+    if let Err(why) = replaced::rollback(folder) {
+        let state = format!("no guest was started, nor the one before put back: {why}");
+        return failure.attention().state(state).advice("'dewar ps' tries again");
+    }
+    forget_new();
+    failure.state("no guest was started")
 }
 
 /// The image's disks as files, checked: those of the store itself, where it is

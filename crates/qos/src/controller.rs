@@ -1,12 +1,11 @@
-//! The loop: a job's end is heard, what its threads ran is read, the law says what
-//! they are promised from now on.
+//! The control loop. For each job that ends it reads the CPU time that the threads took, asks the law, and sets
+//! the runtime that each thread is promised from now on.
 //!
-//! **Rescue.** The end of a job tells when the next one is released (its slack), so
-//! the loop knows when a thread has had its promise. One that wants to run on then,
-//! its job not done, would stand still until the next period, and miss. It goes ahead
-//! of ordinary threads instead, until the job is done, or for as long as `max` leaves
-//! in this period; then it is promised again, by then more. So a step of the load is
-//! answered within the job that brings it.
+//! **Rescue.** The end of a job says when the next one is released. So the loop knows when a thread has used up
+//! its promise. A thread whose job is not done then would wait for the next period and miss its deadline. The
+//! loop lets it run ahead of ordinary threads instead, until the job is done or `max` is reached in this
+//! period. After that the thread is promised CPU time again, more than before. So a step of the load is
+//! answered within the first job that brings it.
 //!
 //! ```text
 //!            job done                     job done
@@ -15,9 +14,8 @@
 //!     └──────────> rescued ──────────────────┘  or `max` reached
 //! ```
 //!
-//! **Demand.** The run time of a thread is exact only while it does not run, so it is
-//! read a moment after a job's end, when the thread waits for the next. Where it does
-//! not wait, being late, its jobs are counted together with those after.
+//! **Demand.** The run time of a thread is exact only while it sleeps. So the loop reads it a moment after the
+//! job's end. A thread that is late does not sleep; its jobs are counted together with the next ones.
 
 mod next_job;
 mod publish;

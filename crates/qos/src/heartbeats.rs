@@ -199,9 +199,9 @@ fn listen(path: &Path, user: u32) -> Result<UnixListener, QosError> {
     Ok(listener)
 }
 
-/// Makes a socket that is this user's, in a folder that may be his too: what he puts in
-/// its place while we change its owner must not become his. So it is made in a folder of
-/// ours, known by its descriptor, and moved into its place when it is done.
+/// Makes a socket that is this user's, in a folder that may be this user's too. What the user puts in its
+/// place while we change its owner must not become the user's. So it is made in a folder of ours, known by
+/// its descriptor, and moved into its place when it is done.
 fn bind_for(path: &Path, user: u32) -> std::io::Result<UnixListener> {
     let mut own = path.as_os_str().to_owned();
     own.push(format!(".{}", std::process::id()));
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_for_another_user_makes_nothing_else_his() {
+    fn a_socket_for_another_user_gives_away_nothing_else() {
         let folder = tempfile::tempdir().expect("tempdir");
         let (path, victim) = (folder.path().join("port"), folder.path().join("victim"));
         fs::write(&victim, "secret").expect("victim");

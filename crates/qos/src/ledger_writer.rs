@@ -1,10 +1,11 @@
-//! Writes entries down, so that the loop that gives CPU time never waits for a disk:
-//! while a thread is let run on, only that loop ends it.
+//! A thread that writes entries of the ledger, so that the control loop never waits for a disk.
 //!
-//! The writer is an ordinary thread ([`dewar_kernel::Scheduling::ahead`] is not
-//! inherited), and a thread that is let run on goes before it. So the loop takes the
-//! desk only where it is free; what it cannot put there now it puts there a second
-//! later.
+//! Only the control loop ends a rescue: a rescued thread would run on while the loop waits. So the loop puts
+//! an entry into a queue of one and goes on. A newer entry takes the place of one that still waits.
+//!
+//! The writer is an ordinary thread ([`dewar_kernel::Scheduling::ahead`] is not inherited). A rescued thread
+//! runs before it, so the writer may hold the queue's lock for long. The loop only tries the lock. Where the
+//! lock is taken, the loop tries again a second later.
 
 use crate::{Entry, Ledger};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,15 +19,15 @@ pub(crate) struct Ticket(u64);
 /// A thread that writes.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
-    desk: Arc<Queue>,
+    queue: Arc<Queue>,
     asked: u64,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    sheet: Mutex<Slot>,
-    something: Condvar,
+    slot: Mutex<Slot>,
+    changed: Condvar,
     written: AtomicU64,
 }
 
@@ -39,35 +40,35 @@ struct Slot {
 
 impl LedgerWriter {
     pub(crate) fn start(ledger: Ledger) -> Self {
-        let desk = Arc::new(Queue::default());
-        let its = Arc::clone(&desk);
+        let queue = Arc::new(Queue::default());
+        let its = Arc::clone(&queue);
         let thread = std::thread::spawn(move || its.write_all(&ledger));
-        Self { desk, asked: 0, thread: Some(thread) }
+        Self { queue, asked: 0, thread: Some(thread) }
     }
 
     /// Has an entry written, in place of one that waits still; `None` where that
     /// cannot be asked for now.
     pub(crate) fn post(&mut self, entry: &Entry) -> Option<Ticket> {
-        let mut sheet = self.desk.sheet.try_lock().ok()?;
+        let mut slot = self.queue.slot.try_lock().ok()?;
         self.asked += 1;
-        sheet.next = Some((self.asked, entry.clone()));
-        self.desk.something.notify_one();
+        slot.next = Some((self.asked, entry.clone()));
+        self.queue.changed.notify_one();
         Some(Ticket(self.asked))
     }
 
     /// Whether that entry, or a later one, is on the disk.
     pub(crate) fn has_written(&self, ticket: Ticket) -> bool {
-        self.desk.written.load(Ordering::Acquire) >= ticket.0
+        self.queue.written.load(Ordering::Acquire) >= ticket.0
     }
 }
 
 impl Drop for LedgerWriter {
     /// Waits for what is being written: it must not appear after the entry was removed.
     fn drop(&mut self) {
-        let mut sheet = self.desk.sheet();
-        *sheet = Slot { next: None, is_last: true };
-        drop(sheet);
-        self.desk.something.notify_one();
+        let mut slot = self.queue.slot();
+        *slot = Slot { next: None, is_last: true };
+        drop(slot);
+        self.queue.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -75,8 +76,8 @@ impl Drop for LedgerWriter {
 }
 
 impl Queue {
-    fn sheet(&self) -> MutexGuard<'_, Slot> {
-        self.sheet.lock().unwrap_or_else(|locked| locked.into_inner())
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(|locked| locked.into_inner())
     }
 
     fn write_all(&self, ledger: &Ledger) {
@@ -90,8 +91,8 @@ impl Queue {
 
     /// Waits for the next; `None` at the end.
     fn take(&self) -> Option<(u64, Entry)> {
-        let idle = |sheet: &mut Slot| sheet.next.is_none() && !sheet.is_last;
-        let waited = self.something.wait_while(self.sheet(), idle);
+        let idle = |slot: &mut Slot| slot.next.is_none() && !slot.is_last;
+        let waited = self.changed.wait_while(self.slot(), idle);
         waited.unwrap_or_else(|locked| locked.into_inner()).next.take()
     }
 }

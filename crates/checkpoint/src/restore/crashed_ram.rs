@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 /// RAM files that a dead guest left, one for each region of an image.
 #[derive(Debug, Default)]
-pub struct DeadRam {
+pub struct CrashedRam {
     files: Vec<(PageRange, File)>,
     known: KnownPages,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Kept {
     pub bytes: Vec<u8>,
 }
 
-impl DeadRam {
+impl CrashedRam {
     /// Files of the same sizes as the image's regions, in their order. Without
     /// files no page is ever found.
     ///

@@ -11,7 +11,7 @@
 //! A page that cannot be read back is **never** replaced: the guest goes on
 //! waiting for it, the server tells why and tries again.
 
-use super::crashed_ram::{DeadRam, Kept};
+use super::crashed_ram::{CrashedRam, Kept};
 use super::hot_pages;
 use super::pending_pages::Missing;
 use super::unavailable_stores::Away;
@@ -66,7 +66,7 @@ pub enum ServeEnd {
 pub struct PageServer<'a> {
     image: &'a ImageReader,
     entries: Vec<Entry>,
-    dead: DeadRam,
+    dead: CrashedRam,
     faults: FaultServer,
     missing: Mutex<Missing>,
     of: u64,
@@ -119,7 +119,7 @@ impl<'a> PageServer<'a> {
     /// Where the guest cannot be served.
     pub fn attach(
         table: PageTable<'a>,
-        dead: DeadRam,
+        dead: CrashedRam,
         process: &ProcessHandle,
         ram: &Ram,
         origin: UffdOrigin,

@@ -1,10 +1,11 @@
-//! Dirty stores that do not answer. Each time one is asked costs what it takes to know that;
-//! so it is asked once in a while, and the pages of other stores are not kept waiting.
+//! Dirty stores that do not answer.
 //!
-//! A store may be away in part: a Cluster of which one node is down. So what did not answer
-//! is noted by the key that holds the pages, and of the whole store only where nothing of it
-//! answered lately. A part is left alone for longer than the whole: then it is another part
-//! that is asked next.
+//! To ask such a store costs a whole timeout. So after a failure it is left alone for a while, and pages of
+//! other stores do not wait for it.
+//!
+//! Of a Cluster one node alone may be down. So a failure is noted for the key that holds the pages. The whole
+//! store counts as unavailable only where none of its keys answered lately. A key is left alone for longer
+//! than a store is: when the store is asked again, it is asked for another key.
 
 use dewar_image::ImageError;
 use std::collections::HashMap;

@@ -248,7 +248,7 @@ fn who_does_not_fit_is_refused_and_told_what_would() {
 }
 
 #[test]
-fn whoever_is_killed_the_threads_are_given_back() {
+fn a_kill_of_any_process_gives_the_threads_back() {
     let (_alone, lab) = alone();
     let sleeper = Sleeper::new();
     let thread = main_thread(sleeper.pid());

@@ -80,7 +80,7 @@ fn a_qemu_that_hangs_is_ended_at_once() {
 }
 
 #[test]
-fn a_frozen_guest_is_given_up_only_by_who_says_so() {
+fn a_frozen_guest_is_given_up_only_with_yes() {
     let lab = common::lab();
     let mut guest = lab.run("g", &small(&[])).expect("guest");
     lab.dewar(&["checkpoint", "g", "--tag", "a"]).done();

@@ -181,7 +181,7 @@ fn a_guest_lives_in_two_stores() {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_nothing_is_left() {
+fn a_death_in_the_middle_leaves_nothing() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");
     let mut guest = guest(&lab);

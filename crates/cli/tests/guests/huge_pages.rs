@@ -143,10 +143,10 @@ fn guests_live_on_transparent_huge_pages() {
 
 /// Three at once find the folder of RAM files with huge pages not mounted yet.
 #[test]
-fn whoever_mounts_it_hides_nobodys_memory() {
+fn two_mounts_at_once_hide_no_memory() {
     let lab = common::lab();
     if HugePages::transparent(&lab).is_none() {
-        println!("SKIPPED whoever_mounts_it_hides_nobodys_memory: this host mounts none");
+        println!("SKIPPED two_mounts_at_once_hide_no_memory: this host mounts none");
         return;
     }
     let script = format!(

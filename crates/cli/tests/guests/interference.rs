@@ -1,5 +1,5 @@
-//! A guest's user goes on using QEMU while Dewar works on the guest: what he did stays
-//! done, and what cannot be right then is no checkpoint.
+//! A guest's user goes on using QEMU while Dewar works on the guest: what the user did
+//! stays done, and what cannot be right then is no checkpoint.
 
 use crate::common::{self, HeldCheckpoint, image_hashes, page_hashes, ram_now};
 use dewar_guest_qemu::Qmp;
@@ -420,7 +420,7 @@ fn a_disk_that_grows_meanwhile_is_not_made_smaller() {
     assert_eq!(size(&mut user), grown);
 }
 
-/// Limits and ways of a migration that are its user's hold for his migrations, not for
+/// Limits and ways of a migration that are its user's hold for the user's migrations, not for
 /// the pause.
 #[test]
 fn settings_of_migrations_keep_nobody_waiting_in_the_pause() {

@@ -389,7 +389,7 @@ fn qemu_and_dewar_killed_together_leave_the_newest_disk() {
     }
 }
 
-/// After a crash somebody used the disk before Dewar had put the overlay back: what he
+/// After a crash another program used the disk before Dewar had put the overlay back: what that
 /// wrote is not written over.
 #[test]
 fn a_disk_that_was_used_since_is_not_written_over() {

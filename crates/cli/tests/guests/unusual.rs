@@ -223,7 +223,7 @@ fn a_silent_qemu_keeps_nobody_waiting_for_ever() {
 }
 
 #[test]
-fn a_terminal_does_not_stop_who_holds_a_guest() {
+fn a_terminal_stops_no_command_that_holds_a_guest() {
     let lab = common::lab();
     run(&lab, &[]);
     for (line, step) in [

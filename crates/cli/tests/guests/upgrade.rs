@@ -242,7 +242,7 @@ fn a_full_disk_after_the_hand_over_leaves_the_guest_in_the_new_qemu() {
 }
 
 #[test]
-fn what_was_not_handed_over_is_told_whoever_finished_it() {
+fn what_was_not_handed_over_is_told_by_any_command_that_finishes() {
     let lab = common::lab();
     let mut guest = busy_guest(&lab, "g");
     let own = lab.path().join("g.qmp");

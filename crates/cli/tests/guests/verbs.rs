@@ -133,7 +133,7 @@ fn a_checkpoint_tells_what_it_promises() {
 }
 
 #[test]
-fn who_waits_longer_than_he_asked_is_told_why() {
+fn a_pause_longer_than_was_asked_for_says_why() {
     let lab = common::lab();
     // Memory of displays, which is saved in the pause.
     let extra = ["-device", "bochs-display,vgamem=256M"].repeat(3);

@@ -25,8 +25,8 @@ fn a_destination_that_loses_power_before_the_commit_takes_nothing_with_it() {
     hosts.assert_on(hosts.b, "which is back");
 }
 
-/// The other host is gone when it has the guest: it ended with that host, and nobody lets it run again by
-/// himself.
+/// The other host is gone when it has the guest: it ended with that host, and no command lets it run again
+/// unasked.
 #[test]
 fn a_destination_that_loses_power_after_the_commit_takes_the_guest_with_it() {
     let mut hosts = Hosts::new(Disk::Shared);

@@ -9,7 +9,7 @@
 //! `-virtfs` in their order, then those of `-drive if=virtio`, then those of `-device` with
 //! JSON (`qemu_create_cli_devices` in system/vl.c).
 
-use super::error::CurrentError;
+use super::error::DescribeError;
 use super::qom::{NAMED, NAMELESS, get};
 use crate::cmdline::{Argument, Properties, arguments};
 use crate::qmp::{Qmp, monitor};
@@ -75,7 +75,7 @@ impl VacatedSlots {
         &self,
         qmp: &mut Qmp,
         line: &mut [String],
-    ) -> Result<(), CurrentError> {
+    ) -> Result<(), DescribeError> {
         if self.kinds.is_empty() {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl VacatedSlots {
                 option.name,
                 option.value.unwrap_or_default()
             );
-            return Err(CurrentError::Unknown(why));
+            return Err(DescribeError::Unknown(why));
         }
         for (at, path) in devices_of(line) {
             let Ok(mut option) = Properties::parse(&line[at]) else { continue };
@@ -109,7 +109,7 @@ fn add_address(
     bus: Bus,
     path: &str,
     option: &mut Properties,
-) -> Result<(), CurrentError> {
+) -> Result<(), DescribeError> {
     let found = qmp.execute_all("qom-get", bus.keys().iter().map(|key| get(path, key)))?;
     if bus == Bus::Other && found.contains(&Value::Null) {
         return Ok(());
@@ -134,7 +134,7 @@ pub(super) fn as_written(
     path: &str,
     property: &str,
     value: Value,
-) -> Result<Value, CurrentError> {
+) -> Result<Value, DescribeError> {
     match value {
         // QEMU 8.2 ends where it is given the number in which it tells it.
         Value::Number(place) if property == "addr" => {
@@ -147,11 +147,11 @@ pub(super) fn as_written(
 }
 
 /// The port that a USB device got, of which it does not know itself.
-fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, CurrentError> {
+fn usb_port(qmp: &mut Qmp, path: &str) -> Result<Value, DescribeError> {
     let id = path.strip_prefix(NAMED).map_or("", |id| id.trim_start_matches('/'));
     let found = monitor(qmp, "info usb")?;
     told_port(&found, id).map(Value::from).ok_or_else(|| {
-        CurrentError::Unknown(format!("it is not known on which port USB device {path} is"))
+        DescribeError::Unknown(format!("it is not known on which port USB device {path} is"))
     })
 }
 

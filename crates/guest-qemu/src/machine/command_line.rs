@@ -5,7 +5,7 @@ use super::bus_addresses::{VacatedSlots, makes};
 use super::defaults::keep_defaults;
 use super::disks::on_its_snapshots;
 use super::ejected_media::without_ejected;
-use super::error::CurrentError;
+use super::error::DescribeError;
 use super::hotplug::{Device, arguments_of, devices, refuse_nameless};
 use super::roms::keep_rom_sizes;
 use crate::cmdline::{Argument, Properties, arguments};
@@ -20,7 +20,7 @@ pub(crate) fn current_line(
     qmp: &mut Qmp,
     line: &[String],
     folder: &Path,
-) -> Result<Vec<String>, CurrentError> {
+) -> Result<Vec<String>, DescribeError> {
     let now = with_plugged(qmp, line)?;
     let now = on_its_snapshots(qmp, folder, now)?;
     let mut now = without_ejected(qmp, now)?;
@@ -30,13 +30,13 @@ pub(crate) fn current_line(
 }
 
 /// `line` without what was unplugged, and with what was plugged in.
-fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentError> {
+fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, DescribeError> {
     if arguments(line).iter().any(|argument| argument.name == "readconfig") {
         // What is in that file would count as plugged in.
         let plugged = devices(qmp)?.into_iter().find(|device| device.came_later);
         let refuse = |device: Device| {
             let why = format!("'{}' was plugged in, and -readconfig tells of the rest", device.id);
-            Err(CurrentError::Unknown(why))
+            Err(DescribeError::Unknown(why))
         };
         return plugged.map_or_else(|| Ok(line.to_vec()), refuse);
     }
@@ -107,7 +107,7 @@ fn with_plugged(qmp: &mut Qmp, line: &[String]) -> Result<Vec<String>, CurrentEr
                 continue;
             }
             let why = format!("{what} '{name}' was added to it since");
-            return Err(CurrentError::Unknown(why));
+            return Err(DescribeError::Unknown(why));
         }
         now.extend(["-device".to_owned(), Value::Object(device).to_string()]);
     }
@@ -154,7 +154,7 @@ fn hosts_first(mut devices: Vec<Map<String, Value>>) -> Vec<Map<String, Value>> 
     ordered
 }
 
-type Backend = fn(&mut Qmp, &str, &There<'_>) -> Result<[String; 2], CurrentError>;
+type Backend = fn(&mut Qmp, &str, &There<'_>) -> Result<[String; 2], DescribeError>;
 
 /// What QEMU has now, by name.
 struct There<'q> {
@@ -179,11 +179,11 @@ impl There<'_> {
     }
 
     /// That the disk that an option's device stands on was not taken from under it.
-    fn require_disk(&self, device: &Argument<'_>) -> Result<(), CurrentError> {
+    fn require_disk(&self, device: &Argument<'_>) -> Result<(), DescribeError> {
         match said_of(device, "drive").filter(|disk| !self.nodes.contains(disk)) {
             Some(disk) => {
                 let why = format!("disk '{disk}' was taken from a device that is still there");
-                Err(CurrentError::Unknown(why))
+                Err(DescribeError::Unknown(why))
             }
             None => Ok(()),
         }
@@ -286,7 +286,7 @@ fn block_names(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
     Ok([named(&nodes, "node-name"), named(&drives, "device")].concat())
 }
 
-fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], CurrentError> {
+fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], DescribeError> {
     let all: Vec<&str> = there
         .netdevs
         .iter()
@@ -315,17 +315,17 @@ fn netdev(_: &mut Qmp, id: &str, there: &There<'_>) -> Result<[String; 2], Curre
         }
         _ => {
             let why = format!("network backend '{id}' was added to it since");
-            return Err(CurrentError::Unknown(why));
+            return Err(DescribeError::Unknown(why));
         }
     };
     Ok(["-netdev".to_owned(), options])
 }
 
-fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
+fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], DescribeError> {
     if name.starts_with('#') {
         // QEMU's own name, which nobody can give: of a medium that was changed.
         let why = "the medium of a drive that was plugged in was changed; eject it first";
-        return Err(CurrentError::Unknown(why.to_owned()));
+        return Err(DescribeError::Unknown(why.to_owned()));
     }
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
     let drives = qmp.execute("query-block", json!({}))?;
@@ -335,7 +335,7 @@ fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], Curren
     let (file, format) = (inserted["file"].as_str(), inserted["drv"].as_str());
     let plain = file.filter(|file| !file.starts_with("json:") && !file.contains("://"));
     let (Some(file), Some(format)) = (plain, format) else {
-        return Err(CurrentError::Unknown(format!("disk '{name}' was added to it since")));
+        return Err(DescribeError::Unknown(format!("disk '{name}' was added to it since")));
     };
     let cache = &inserted["cache"];
     if node.is_none() {
@@ -361,7 +361,7 @@ fn drive(qmp: &mut Qmp, name: &str, _: &There<'_>) -> Result<[String; 2], Curren
     Ok(["-blockdev".to_owned(), options.to_string()])
 }
 
-fn iothread(_: &mut Qmp, id: &str, _: &There<'_>) -> Result<[String; 2], CurrentError> {
+fn iothread(_: &mut Qmp, id: &str, _: &There<'_>) -> Result<[String; 2], DescribeError> {
     Ok(["-object".to_owned(), format!("iothread,id={id}")])
 }
 

@@ -1,11 +1,14 @@
-//! What QEMU makes by itself.
+//! Devices that QEMU adds by itself, kept as they are.
 //!
-//! Unless it is told otherwise QEMU gives a machine a display adapter, a CD-ROM drive and a
-//! network card (`default_list` and `default_net` in system/vl.c). It takes for being told
-//! not only options for these, but any `-device` and any `-global` that names a kind that
-//! would do instead. Words that are put on a command line, or taken from it, must not
-//! change which of them there are: a state of other devices cannot be loaded. So what
-//! they would take away is asked for by name, and what they would let come is kept away.
+//! QEMU adds a display adapter, a CD-ROM drive and a network card to a machine, unless the command line asks
+//! for one already (`default_list` and `default_net` in system/vl.c). An option for that kind of device counts
+//! as asking, and so does any `-device` or `-global` that names such a kind.
+//!
+//! QEMU refuses a saved state whose devices differ. So when Dewar adds words to a command line, or removes
+//! some, the set of these devices must not change:
+//!
+//! - Where the change would take one away, Dewar asks for it by name.
+//! - Where the change would add one that the guest does not have, Dewar keeps QEMU from adding it.
 
 use super::roms::unattached_kinds;
 use crate::cmdline::{Properties, arguments};

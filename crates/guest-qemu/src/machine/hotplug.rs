@@ -8,7 +8,7 @@
 //! guest is touched. A device that stands on what cannot be given again is refused.
 
 use super::bus_addresses::as_written;
-use super::error::CurrentError;
+use super::error::DescribeError;
 use super::qom::{NAMED, NAMELESS, get};
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Map, Value, json};
@@ -103,18 +103,18 @@ pub(super) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, QmpError> {
 /// Refuses a guest whose devices without a name are others than those that its command
 /// line makes: nobody could say how to plug them in again. Of these `given` are known; there
 /// may be options that make more.
-pub(super) fn refuse_nameless(qmp: &mut Qmp, given: usize) -> Result<(), CurrentError> {
+pub(super) fn refuse_nameless(qmp: &mut Qmp, given: usize) -> Result<(), DescribeError> {
     let there = children(qmp, NAMELESS)?;
     let came_later = came_later(qmp, NAMELESS, &there)?;
     if let Some(((_, kind), _)) = there.iter().zip(came_later).find(|(_, later)| *later) {
         let why = format!("a device ({kind}) was plugged into it without an id");
-        return Err(CurrentError::Unknown(why));
+        return Err(DescribeError::Unknown(why));
     }
     // They are counted from zero.
     let has = |number: usize| there.iter().any(|(name, _)| *name == format!("device[{number}]"));
     if there.len() < given || !(0..there.len()).all(has) {
         let why = "a device of its command line that has no id was unplugged";
-        return Err(CurrentError::Unknown(why.to_owned()));
+        return Err(DescribeError::Unknown(why.to_owned()));
     }
     Ok(())
 }
@@ -145,11 +145,11 @@ fn came_later(
 pub(super) fn arguments_of(
     qmp: &mut Qmp,
     device: &Device,
-) -> Result<Map<String, Value>, CurrentError> {
+) -> Result<Map<String, Value>, DescribeError> {
     let Device { id, kind, .. } = device;
     if UNKNOWABLE.contains(&kind.as_str()) {
         let why = format!("'{id}' ({kind}) was plugged into it");
-        return Err(CurrentError::Unknown(why));
+        return Err(DescribeError::Unknown(why));
     }
     let path = format!("{NAMED}/{id}");
     let answer = qmp.execute("device-list-properties", json!({"typename": kind}))?;
@@ -180,7 +180,7 @@ pub(super) fn arguments_of(
             }
             Value::Array(list) if !list.is_empty() => {
                 let why = format!("'{id}' was plugged into it with {name}=, a list");
-                return Err(CurrentError::Unknown(why));
+                return Err(DescribeError::Unknown(why));
             }
             other => as_written(qmp, &path, name, other)?,
         };

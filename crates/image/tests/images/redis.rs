@@ -263,7 +263,7 @@ fn a_replacement_that_was_cut_off_harms_no_image() {
 }
 
 #[test]
-fn a_reader_who_lost_his_place_takes_it_again() {
+fn a_reader_that_lost_its_lock_takes_it_again() {
     let server = RedisServer::start(&[]).expect("redis");
     let store = open(&server.url()).expect("store");
     let id = write_image(&store).id;
@@ -327,7 +327,7 @@ fn a_slow_server_is_only_slow() {
 }
 
 #[test]
-fn who_lost_his_place_makes_no_image() {
+fn a_writer_that_lost_its_lock_makes_no_image() {
     let server = RedisServer::start(&[]).expect("redis");
     let store = open(&server.url()).expect("store");
     let writer = store.begin(options(), None).expect("begin");

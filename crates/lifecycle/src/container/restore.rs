@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::hot_pages::{self, HOT_PAGES};
 use crate::locked_guest::{LockedGuest, NextGuest, require_ended};
 use crate::reporter::Reporter;
-use dewar_checkpoint::restore::{DeadRam, fill_files};
+use dewar_checkpoint::restore::{CrashedRam, fill_files};
 use dewar_guest_oci::{Container, Description, Preconditions, RestoreOptions, Status};
 use dewar_image::{ImageId, ImageReader, Store};
 use dewar_kernel::free;
@@ -248,7 +248,7 @@ impl Loading<'_> {
             let file = new_file(&inside, &region.name, region.pages * PAGE_BYTES as u64);
             files.push(file.map_err(failed("making a file in memory"))?);
         }
-        let none = DeadRam::new(self.image, Vec::new())?;
+        let none = CrashedRam::new(self.image, Vec::new())?;
         fill_files(self.image, files, &none, reporter.observer())?;
         if let Some(definition) = &self.description.definition {
             with_archive(self.store, self.image, self.folder, |archive| {

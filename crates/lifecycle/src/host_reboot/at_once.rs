@@ -1,4 +1,4 @@
-//! The same for several guests at once.
+//! Work on several guests in parallel threads, and a gate at which these threads wait for each other.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! A command of ours, as a person would type it.
+//! Runs `dewar` as a child, as a person would type it, and returns its JSON.
 
 use crate::failure::{Code, Failure};
 use crate::host::Host;

@@ -1,7 +1,11 @@
-//! A process beside the command: where that dies before the host is rebooted, the guests that it froze go on; and in the
-//! new kernel it has the memory of those that do not. It has the memory open that has no name ([`crate::held_ram`]).
+//! The watcher: a process beside `host-reboot`. It has two tasks.
 //!
-//! It ends when it is told that all is well, or when its command has ended and no guest's memory is its alone.
+//! - Where the command dies before the host is rebooted, the watcher lets the guests go on that it froze.
+//! - It keeps RAM files open that have no name ([`crate::held_ram`]). Such a file lives only as long as a
+//!   process has it open: the watcher in the old kernel, another one in the new kernel.
+//!
+//! It ends when the command says that all is well, or when the command has ended and no guest's memory is held
+//! by the watcher alone.
 
 use super::note::Note;
 use super::recover::recover;

@@ -1,4 +1,5 @@
-//! The destination's ear: pages arrive, and the source says what becomes of the guest.
+//! The destination's receiving side: it takes the guest's pages, and hears from the source what becomes of
+//! the guest.
 
 use super::owed::{OwedService, hear};
 use crate::failure::{Code, Failure};

@@ -1,5 +1,5 @@
-//! The source's ear: what the destination says until it is known on which side the guest is, and the pages
-//! that it asks for in a post-copy.
+//! The source's receiving side: it hears the destination until it is known which host has the guest, and in a
+//! post-copy it sends the pages that the destination asks for.
 
 use crate::failure::{Code, Failure};
 use crate::migration::{Hands, SourceSide, ToTheDestination};

@@ -1,4 +1,4 @@
-//! What a page server is told when its guest's QEMU is there.
+//! The message that tells a page server which QEMU it serves.
 
 use dewar_registry::ProcessId;
 use serde::{Deserialize, Serialize};

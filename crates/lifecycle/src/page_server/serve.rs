@@ -4,7 +4,7 @@ use super::go::Go;
 use super::state::ServerState;
 use crate::failure::{Code, Failure};
 use crate::helper::Parent;
-use dewar_checkpoint::restore::{DeadRam, PageServer, PageTable, ServeEnd, ServeProgress};
+use dewar_checkpoint::restore::{CrashedRam, PageServer, PageTable, ServeEnd, ServeProgress};
 use dewar_guest_qemu::map_ram_files;
 use dewar_image::{ImageId, Location, Store};
 use dewar_memory::{Pid, ProcessHandle, UffdOrigin};
@@ -52,7 +52,7 @@ fn serve_guest(folder: &GuestFolder, source: Source, parent: &mut Parent) -> Res
     let table = PageTable::read(&image).map_err(|error| text(&error))?;
     // Without them all is read from the image.
     let dead: Vec<File> = source.dead.iter().filter_map(|path| File::open(path).ok()).collect();
-    let dead = DeadRam::new(&image, dead).map_err(|error| text(&error))?;
+    let dead = CrashedRam::new(&image, dead).map_err(|error| text(&error))?;
     // Nothing where the restore that started us is gone.
     let Some(go) = parent.receive::<Go>() else { return Ok(()) };
     // From now on it tries again by itself, and has other pages to serve meanwhile.

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::thread::{Builder, JoinHandle};
 
 /// Its files, which have no names any more. Dropped, they are given back.
-pub struct OldRam {
+pub struct DeferredFree {
     files: Vec<File>,
     freeing: Option<JoinHandle<()>>,
 }
 
-impl OldRam {
+impl DeferredFree {
     /// Nobody else may have them open when they are to be given back.
     pub fn new(files: Vec<File>) -> Self {
         Self { files, freeing: None }
@@ -39,7 +39,7 @@ impl OldRam {
     }
 }
 
-impl Drop for OldRam {
+impl Drop for DeferredFree {
     fn drop(&mut self) {
         self.wait();
     }

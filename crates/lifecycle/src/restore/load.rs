@@ -8,10 +8,10 @@ use crate::page_server;
 use crate::ram_files::ram_files;
 use crate::reporter::Reporter;
 use crate::served_disks;
-use dewar_checkpoint::restore::{DeadRam, fill_files};
+use dewar_checkpoint::restore::{CrashedRam, fill_files};
 use dewar_guest_qemu::cmdline::{PlannedRegion, require_sockets};
 use dewar_guest_qemu::launch::{Inherited, kill, launch, make_ram_files};
-use dewar_guest_qemu::start_from_state::{Revival, ReviveError, SavedDisk, plan_revival};
+use dewar_guest_qemu::start_from_state::{PlannedStart, SavedDisk, StartError, plan_start};
 use dewar_guest_qemu::{Committed, Incoming, QmpError, RunState};
 use dewar_hostreboot::dax::is_dax;
 use dewar_image::{ImageReader, Store};
@@ -72,26 +72,26 @@ pub fn load(
         true => served_disks::said_of(folder)?,
         false => served_disks::described(&machine),
     };
-    let mut revival = plan_revival(machine, &disks, &regions, folder, ram_path)?;
+    let mut revival = plan_start(machine, &disks, &regions, folder, ram_path)?;
     // Its overlays are removed with the rest where this fails.
     made.extend(revival.overlays.iter().cloned());
     if frozen.as_ref().is_some_and(|frozen| frozen.forwards.is_some()) {
         // When it is loaded, those that it had.
-        revival.plan.run.forward_nothing().map_err(ReviveError::from)?;
+        revival.plan.run.forward_nothing().map_err(StartError::from)?;
     }
     // Of a frozen guest its record says whether it ran.
     let ran = options.is_thaw() || options.run || revival.machine.was_running();
     let room = |folder: &Path| host.ram_room(name, folder, options.overcommit);
     let owned_ram = make_ram_files(&revival.plan.run.regions, coming, room)?;
     made.extend(owned_ram.iter().cloned());
-    require_sockets(&revival.plan.line, &revival.machine.folder).map_err(ReviveError::from)?;
+    require_sockets(&revival.plan.line, &revival.machine.folder).map_err(StartError::from)?;
     let image_id = &image.record().id.0;
     let (mut server, mut reused) = (None, None);
     // Where memory is the file system itself, the kernel serves no page that is missing.
     let on_dax = owned_ram.iter().any(|path| is_dax(path));
     if options.eager || on_dax {
         reporter.stage("reading memory");
-        let dead = DeadRam::new(image, dead)?;
+        let dead = CrashedRam::new(image, dead)?;
         reused = Some(fill_files(image, open_all(&revival.regions)?, &dead, reporter.observer())?);
     } else {
         let root = host.registry.root();
@@ -101,7 +101,7 @@ pub fn load(
     }
 
     reporter.stage("starting QEMU");
-    let Revival { machine, plan, regions, .. } = revival;
+    let PlannedStart { machine, plan, regions, .. } = revival;
     let socket = folder.file("qmp.sock");
     let log = folder.file("console.log");
     let none = Inherited::default();

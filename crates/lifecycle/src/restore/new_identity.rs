@@ -7,7 +7,7 @@
 use crate::failure::{Code, Failure};
 use crate::text::foreign;
 use dewar_guest_qemu::identity::{NewAddress, cards, renew_addresses, set_links};
-use dewar_guest_qemu::start_from_state::{Machine, ReviveError};
+use dewar_guest_qemu::start_from_state::{Machine, StartError};
 use dewar_guest_qemu::{Agent, Qmp, QmpError, RunState};
 use dewar_registry::GuestRecord;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ impl NewIdentity {
     pub fn choose(machine: &mut Value, run: bool) -> Result<Self, Failure> {
         let addresses = renew_addresses(machine).map_err(|error| refused(error.to_string()))?;
         let saved: Machine = serde_json::from_value(machine.clone())
-            .map_err(|error| Failure::from(ReviveError::Machine(error)))?;
+            .map_err(|error| Failure::from(StartError::Machine(error)))?;
         let why = match (addresses.is_empty(), run || saved.was_running()) {
             (true, _) => None,
             (_, false) => Some("nothing in a guest that does not run can set its new addresses"),

@@ -145,7 +145,7 @@ impl Supervisor<'_> {
     fn watch(&mut self, monitor: &mut ResetMonitor, record: &GuestRecord) -> Result<(), QmpError> {
         let disks = ServedDisks::of(self.folder).ok().flatten();
         let is_warm = disks.is_some_and(|disks| disks.is_any_warm());
-        // Who says himself what a reset is to do has it so.
+        // A command line that says what a reset is to do is obeyed.
         if own_reset_option(&record.arguments).is_some() {
             loop {
                 monitor.stopped_within(TICK)?;

@@ -1,4 +1,4 @@
-//! What is looked at, one by one.
+//! The checks of `doctor`, a function for each.
 
 use super::finding::Finding;
 use super::kvm;

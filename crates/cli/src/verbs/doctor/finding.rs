@@ -1,4 +1,4 @@
-//! One thing that was looked at.
+//! The result of one check.
 
 pub struct Finding {
     pub name: &'static str,
