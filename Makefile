@@ -44,8 +44,9 @@ setup:
 setup-to-run:
 	@scripts/setup.sh to-run
 
+# Its rustc is none of make's jobs.
 guest: setup-to-run
-	@scripts/build-guest.sh
+	@env -u MAKEFLAGS scripts/build-guest.sh
 
 next-qemu: setup
 	@scripts/fetch-qemu.sh
