@@ -151,7 +151,7 @@ fn a_guest_that_writes_too_fast_is_slowed_down() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 6000 1 disk hard").expect("check");
     let link = hosts.a.program().with_file_name("dewar-link");
-    // A link that any host writes faster than.
+    // The guest writes faster than this link, on a slow host too.
     let via = format!("{} 400 0 {}", link.display(), hosts.b.via());
     let line = |more: &[&str]| {
         let fixed = ["--tunnel", "--codec", "raw", "--max-downtime", "60ms"];
