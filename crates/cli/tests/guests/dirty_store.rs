@@ -113,6 +113,7 @@ fn what_stands_still_is_spread_over_two_stores() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_lives_in_two_stores() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");
@@ -245,6 +246,7 @@ fn a_dirty_store_that_forgot_is_noticed() {
 
     // Of which the next one would share what was not written since.
     lab.dewar(&split).done();
+    guest.console.ask("words 0").expect("no more load");
     let held = HeldCheckpoint::at(&lab, "g", "captured");
     forget();
     let (code, _, said) = held.go_on();
