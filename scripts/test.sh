@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tests, with what was skipped told by name at the end. `test.sh sweeps`: the guest tests alone, each
-# trying every step and every call where 'make test' tries some.
+# All tests but the long ones, with what was skipped told by name at the end. `test.sh long`: those. `test.sh sweeps`: all
+# guest tests, each trying every step and every call where the others try some.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -20,7 +20,7 @@ tests() {
     tail -n 0 -f "$log" &
     started=("$!")
     timeout --kill-after=20 "$limit" cargo test --workspace --no-fail-fast "$@" -- \
-        --test-threads="$threads" --nocapture >>"$log" 2>&1 &
+        --test-threads="$threads" --nocapture "${these[@]}" >>"$log" 2>&1 &
     started+=("$!")
     wait "${started[1]}" || ended=$?
     # tail looks once a second.
@@ -46,27 +46,35 @@ joined() {
     cat "$log.beside" >>"$log"
     echo "test: $1 done after $((SECONDS - began)) s"
 }
-if [ "${1:-}" = sweeps ]; then
-    export DEWAR_TEST_SWEEP=all
-    limit=36000
-fi
+lane=${1:-}
+# Which of the tests: those that are not marked as long.
+these=()
+case "$lane" in
+    long) these=(--ignored) ;;
+    sweeps)
+        these=(--include-ignored)
+        export DEWAR_TEST_SWEEP=all
+        limit=36000
+        ;;
+esac
 cargo test --workspace -q --no-run
 echo "test: built after $((SECONDS - began)) s"
-if [ "${1:-}" != sweeps ]; then
+if [ -z "$lane" ]; then
     # By name, and of the whole workspace: cargo would build all of it again for some crates alone.
     libraries=()
     for file in crates/*/tests/*.rs; do libraries+=(--test "$(basename "$file" .rs)"); done
     tests libraries 4 --lib --bins "${libraries[@]}"
     tests examples 2 --doc
-    tests deadlines 2 --test deadlines
-    tests_beside 2 --test images
 fi
+tests deadlines 2 --test deadlines
+if [ -z "$lane" ]; then tests_beside 2 --test images; fi
 # A guest keeps half a core busy, and some tests only wait.
 tests guests 4 --test guests
 if [ -n "$beside" ]; then joined images; fi
 echo
 # The harness may have begun the line.
 grep -o 'SAMPLED .*' "$log" | sort -u || true
+grep -o '[a-z_:]* \.\.\. ignored, long: .*' "$log" | sed 's/ \.\.\. ignored, / is left out; /' | sort || true
 grep '^SKIPPED' "$log" | sort -u || echo "nothing was skipped"
 if [ ${#failed[@]} -gt 0 ]; then
     echo "test: failed: ${failed[*]}"

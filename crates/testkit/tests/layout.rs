@@ -274,6 +274,22 @@ fn no_retired_name_comes_back() {
     }
 }
 
+/// A test that is left out is left to a command that runs it.
+#[test]
+fn no_test_is_left_out_for_good() {
+    for path in files(&crates()).iter().filter(|it| it.extension().is_some_and(|it| it == "rs")) {
+        let text = fs::read_to_string(path).expect("text");
+        for line in text.lines().map(str::trim).filter(|it| it.starts_with("#[ignore")) {
+            assert_eq!(line, r#"#[ignore = "long: make test-long"]"#, "{}", path.display());
+            assert!(
+                path.iter().any(|it| it == "guests" || it == "deadlines"),
+                "{}",
+                path.display()
+            );
+        }
+    }
+}
+
 /// Else the two commands fail on the oldest system that they are for.
 #[test]
 fn every_dependency_builds_with_the_oldest_rust() {

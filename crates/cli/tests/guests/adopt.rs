@@ -162,6 +162,7 @@ fn adopt_and_save(user: Option<&str>) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_of_root_is_adopted_saved_and_restored() {
     adopt_and_save(None);
 }

@@ -182,6 +182,7 @@ fn hold_disk(guest: &TestGuest) -> Child {
 
 /// A page server that somebody stopped serves nobody: another takes its place.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_page_server_that_stands_is_replaced() {
     let lab = common::lab();
     let spec = GuestSpec { memory_mib: 512, ..GuestSpec::default() };

@@ -5,6 +5,7 @@ use crate::common;
 use dewar_testkit::{DiskSpec, GuestSpec, rounds};
 
 #[test]
+#[ignore = "long: make test-long"]
 fn ten_checkpoints_under_load_each_restored() {
     let rounds = rounds("checkpoints under load", 10, 2);
     let lab = common::lab();

@@ -280,6 +280,7 @@ fn a_source_that_dies_at_any_step_leaves_one() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_destination_that_dies_at_any_step_leaves_one() {
     let test = "a_destination_that_dies_at_any_step_leaves_one";
     let Some(mut pair) = Pair::new(test, |it| it) else { return };
@@ -719,6 +720,7 @@ fn an_open_connection_goes_on_where_its_address_moves() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn redis_moves_again_and_again_with_its_data_and_its_client() {
     let test = "redis_moves_again_and_again_with_its_data_and_its_client";
     let network = Network::new();

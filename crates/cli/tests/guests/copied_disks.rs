@@ -145,6 +145,7 @@ fn copies_that_fail_leave_nothing() {
 
 /// The link stands still while disks are copied: QEMU is not kept waiting for it, and the guest runs on.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_link_that_stands_still_keeps_no_guest_waiting() {
     let mut hosts = hosts("soft");
     let link = hosts.a.program().with_file_name("dewar-link");

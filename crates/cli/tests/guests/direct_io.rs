@@ -120,6 +120,7 @@ fn reads_in_flight_on_qcow2_are_not_lost() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn reads_in_flight_on_raw_are_not_lost() {
     in_flight("raw");
 }

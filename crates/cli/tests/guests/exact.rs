@@ -9,6 +9,7 @@ fn every_page_is_that_of_the_pause() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn every_page_is_that_of_the_pause_of_one_vcpu() {
     every_page(1);
 }

@@ -72,6 +72,7 @@ fn stores_that_fail_leave_the_guest_running() {
 
 /// From the pause on the guest's writes need room beside its disk.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
     for (format, code) in [("raw", 0), ("qcow2", 5)] {
         let lab = common::lab();
@@ -148,6 +149,7 @@ fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_checkpoint_that_a_lazy_guest_needs_is_kept() {
     let lab = common::lab();
     let spec = GuestSpec { memory_mib: 512, disks: Vec::new(), ..GuestSpec::default() };
@@ -210,6 +212,7 @@ fn a_guest_without_a_page_server_is_not_started() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_small_buffer_keeps_the_guest_right() {
     let lab = common::lab();
     let spec = GuestSpec { vcpus: 2, ..GuestSpec::default() };

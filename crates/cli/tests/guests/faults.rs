@@ -180,6 +180,7 @@ fn gc_and_delete_killed_at_each_change_of_a_folder() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn gc_and_delete_killed_at_each_change_of_a_server() {
     let lab = common::lab();
     let place = Place::Redis(RedisServer::start(&[]).expect("redis"));

@@ -44,6 +44,7 @@ fn verify_all(store: &Store, images: &[ImageId], when: &str) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn killed_at_every_step_it_harms_nothing() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");
@@ -129,12 +130,14 @@ fn killed_at_every_step_it_harms_nothing() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn two_guests_and_a_collector_share_a_folder() {
     let lab = common::lab();
     two_guests_and_a_collector_share(&lab, &format!("file:{}", lab.store().display()), &[]);
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn two_guests_and_a_collector_share_a_server() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");
@@ -208,6 +211,7 @@ fn two_guests_and_a_collector_share(lab: &Lab, url: &str, more: &[&str]) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn of_fifty_each_survivor_is_byte_for_byte_what_it_was() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");

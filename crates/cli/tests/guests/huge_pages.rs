@@ -127,6 +127,7 @@ fn guests_live_on_a_pool() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn guests_live_on_transparent_huge_pages() {
     let lab = common::lab();
     let Some(huge) = HugePages::transparent(&lab) else {

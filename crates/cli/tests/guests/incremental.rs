@@ -179,6 +179,7 @@ fn lost_tracking_is_noticed() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn killed_on_top_of_another() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");

@@ -262,6 +262,7 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guardian_tries_again_until_qemu_answers() {
     let mut scene = Scene::new("silent");
     let before = scene.store_files();

@@ -11,6 +11,7 @@ use std::time::Duration;
 /// A guest that writes as fast as it can moves there and back, by each way and each codec; then nothing is
 /// left on either host but the guest.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_under_full_fire_moves_again_and_again() {
     let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
     hosts.guest.console.ask("fill 64 noise").expect("fill");
@@ -129,6 +130,7 @@ fn a_reservation_of_cpu_time_moves_along() {
 
 /// One megabyte a second, and 200 ms until an answer comes: it takes its time, and arrives whole.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_moves_over_a_slow_and_far_link() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 500 1 disk").expect("check");
@@ -147,6 +149,7 @@ fn a_guest_moves_over_a_slow_and_far_link() {
 /// A guest that writes faster than its pages can be sent is slowed down until they can. Whatever becomes of the
 /// command, it is not slow after that, and it never stands still for it.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_writes_too_fast_is_slowed_down() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 6000 1 disk hard").expect("check");
@@ -243,6 +246,7 @@ fn a_trial_moves_nothing() {
 /// A TCP connection over a tap is open all the while: nobody who speaks with the guest sees more than a
 /// moment of silence.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_connection_over_a_tap_stays_open() {
     let tap = ["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no"];
     let card = ["-device", "virtio-net-pci,netdev=n0,mac=52:54:00:77:00:50"];

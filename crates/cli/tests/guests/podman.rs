@@ -146,6 +146,7 @@ fn what_one_of_podman_wrote_comes_back() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_restore_by_podman_killed_at_any_time_is_done_again() {
     let name = "a_restore_by_podman_killed_at_any_time_is_done_again";
     let Some(mut c) = adopted(name, &[]) else { return };

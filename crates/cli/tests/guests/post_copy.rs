@@ -158,6 +158,7 @@ fn a_guest_goes_on_where_all_of_it_is() {
 
 /// Memory that is gone is said to be, and what is left of the guest can be given up.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_whose_memory_is_lost_is_given_up() {
     let hosts = hosts();
     let held = HeldCheckpoint::at_with(&hosts.a, &words(&line(&hosts, 200)), "serving");
@@ -175,6 +176,7 @@ fn a_guest_whose_memory_is_lost_is_given_up() {
 
 /// The connection stands still without an end: it is given up, and another one goes on.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_link_that_stands_still_is_not_waited_for() {
     let mut hosts = hosts();
     let held = HeldCheckpoint::at_with(&hosts.a, &words(&line(&hosts, 200)), "serving");

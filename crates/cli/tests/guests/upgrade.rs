@@ -365,6 +365,7 @@ fn end_new(lab: &Lab, old: i32) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn twenty_in_a_row_with_checkpoints_between_keep_the_chain() {
     let Some(next) = other("twenty_in_a_row") else { return };
     let lab = common::lab();
@@ -387,6 +388,7 @@ fn twenty_in_a_row_with_checkpoints_between_keep_the_chain() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn six_idle_guests_at_once() {
     let Some(next) = other("six_idle_guests_at_once") else { return };
     let lab = common::lab();

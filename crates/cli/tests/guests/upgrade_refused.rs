@@ -39,6 +39,7 @@ fn program_in(lab: &Lab, name: &str, content: &[u8], mode: u32) -> String {
 
 /// On its own: its socket is waited for, half a minute.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_program_that_hangs_leaves_the_guest_alone() {
     let lab = common::lab();
     let mut guest = guest(&lab, &[]);

@@ -13,6 +13,7 @@ use std::time::Duration;
 const FIRMWARE: Duration = Duration::from_millis(3200);
 
 #[test]
+#[ignore = "long: make test-long"]
 fn twenty_reboots_in_a_row_are_warm() {
     let mut warm = Warm::new("cache=warm");
     for held in 1..=rounds("reboots in a row", 20, 2) as u64 {
@@ -50,6 +51,7 @@ fn a_program_in_the_guest_plants_nothing_in_a_file() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn memory_of_two_regions_is_searched_whole() {
     let objects = [
         "-object",
@@ -92,6 +94,7 @@ fn a_full_folder_of_memory_keeps_nobody_from_booting() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn memory_of_a_pool_of_huge_pages_is_copied() {
     let lab = common::lab();
     let Some(huge) = HugePages::of_pool(&lab) else {
@@ -167,6 +170,7 @@ fn a_qemu_that_dies_at_its_reset_leaves_nothing_but_its_disk() {
 
 /// The guest is reset while it is about to get another QEMU.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_reset_in_the_middle_of_an_upgrade_is_done_and_the_next_checkpoint_exact() {
     let mut warm = Warm::new("cache=warm");
     assert_exact(&warm.lab, &mut warm.guest, "first");
@@ -189,6 +193,7 @@ fn a_reset_in_the_middle_of_an_upgrade_is_done_and_the_next_checkpoint_exact() {
 
 /// With UEFI firmware, which uses memory of its own choice before the guest's kernel does.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_with_uefi_firmware_finds_its_cache() {
     const CODE: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_CODE.fd"];
     let Some(code) = CODE.into_iter().find(|it| Path::new(it).exists()) else {
