@@ -7,7 +7,7 @@ BENCH_OUT ?= target/bench
 # dewar itself, dewar-link and the benchmarks.
 BENCH_PROGRAMS = cargo build --release -q -p dewar-cli -p dewar-testkit -p dewar-bench && mkdir -p $(BENCH_OUT)
 
-.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-long test-sweeps test-kvm test-hosts test-host-reboot test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-host-reboot bench-qos fuzz install clean
+.PHONY: help demo test prepared setup setup-to-run guest next-qemu criu podman lint test-fast test-long test-sweeps coverage test-kvm test-hosts test-host-reboot test-debian bench-checkpoint bench-store bench-tlc bench-upgrade bench-migrate bench-codecs bench-containers bench-move bench-warm bench-prefetch bench-warmcache bench-warmweb bench-host-reboot bench-qos fuzz install clean
 
 help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-fast         the libraries, and the main jobs with real guests; two minutes"
 	@echo "make test-long         the guest tests that 'make test' leaves out: endurance, and variants of what it tests"
 	@echo "make test-sweeps       all guest tests, trying every step and call where 'make test' tries some"
+	@echo "make coverage          which lines of the crates 'make test' runs"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
 	@echo "make test-hosts        the tests that need hosts of their own, between small virtual machines"
 	@echo "make test-host-reboot  other kernels under hosts whose guests keep their memory"
@@ -86,6 +87,9 @@ test-long test-sweeps: setup guest next-qemu criu podman
 
 test-fast: setup guest next-qemu criu podman
 	scripts/test-fast.sh
+
+coverage: setup guest next-qemu criu podman
+	scripts/coverage.sh
 
 test-kvm: setup guest
 	scripts/kvm-lab.sh run

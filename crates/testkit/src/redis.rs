@@ -7,7 +7,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A server with a folder of its own; ended and removed when dropped.
@@ -242,10 +243,12 @@ impl RedisCluster {
     }
 }
 
-/// A way to a server on which every answer begins late.
+/// A way to a server on which every answer begins late, and that can stop.
 #[derive(Debug)]
 pub struct SlowWay {
     port: u16,
+    /// How many bytes of answers it still lets through.
+    left: Arc<AtomicU64>,
 }
 
 impl SlowWay {
@@ -256,15 +259,24 @@ impl SlowWay {
     pub fn to(port: u16, late: Duration) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let own = listener.local_addr()?.port();
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let way = Self { port: own, left: left.clone() };
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else { continue };
                 let (Ok(from), Ok(to)) = (server.try_clone(), client.try_clone()) else { continue };
-                std::thread::spawn(move || copy(client, server, Duration::ZERO));
-                std::thread::spawn(move || copy(from, to, late));
+                let left = left.clone();
+                let all = AtomicU64::new(u64::MAX);
+                std::thread::spawn(move || copy(client, server, Duration::ZERO, &all));
+                std::thread::spawn(move || copy(from, to, late, &left));
             }
         });
-        Ok(Self { port: own })
+        Ok(way)
+    }
+
+    /// Lets so many more bytes of answers through, and then none.
+    pub fn stop_after(&self, bytes: u64) {
+        self.left.store(bytes, Ordering::Relaxed);
     }
 
     /// The store behind it.
@@ -273,13 +285,17 @@ impl SlowWay {
     }
 }
 
-/// Copies until one side ends; what comes after a silence comes late.
-fn copy(mut from: TcpStream, mut to: TcpStream, late: Duration) {
+/// Copies until one side ends, while bytes are `left`; what comes after a silence comes late.
+fn copy(mut from: TcpStream, mut to: TcpStream, late: Duration, left: &AtomicU64) {
     let mut bytes = vec![0; 1 << 16];
     let mut last = Instant::now();
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if last.elapsed() > Duration::from_millis(1) {
             std::thread::sleep(late);
+        }
+        let after = |left: u64| left.checked_sub(count as u64);
+        while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
         }
         if to.write_all(&bytes[..count]).is_err() {
             break;

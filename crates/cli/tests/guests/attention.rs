@@ -2,12 +2,15 @@
 //! can be brought back as it was and be ended, and none is in the way of another.
 
 use crate::common;
+use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, signal_stop, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -175,8 +178,11 @@ fn hold_disk(guest: &TestGuest) -> Child {
         let files = fs::read_dir(format!("/proc/{}/fd", child.id())).into_iter().flatten();
         files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|it| it == disk))
     });
-    // It takes its locks just after.
-    std::thread::sleep(Duration::from_millis(200));
+    // It takes its locks just after: that others may not write is the byte 201 (block/file-posix.c).
+    let file = fs::File::open(&disk).expect("disk");
+    wait_until("its locks", Duration::from_secs(10), || {
+        dewar_kernel::is_byte_locked(&file, 201).expect("lock")
+    });
     child
 }
 
@@ -219,9 +225,9 @@ fn a_pause_ends_whatever_becomes_of_the_command() {
             let case = format!("{verb}: {how}, {guardian_too}");
             let mut command = lab.command(&[verb, "g"]);
             command.env("DEWAR_TEST_SIGNAL", format!("{step}:{how}"));
-            if how == "hang" {
-                command.env("DEWAR_TEST_PAUSE_LIMIT", "2");
-            }
+            // Long enough for what is done below while it stands.
+            let limit = if how == "hang" { "2" } else { "10" };
+            command.env("DEWAR_TEST_PAUSE_LIMIT", limit);
             let began = Instant::now();
             let mut child =
                 command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect(verb);
@@ -311,7 +317,13 @@ fn start_agent(guest: &mut TestGuest) {
         let line = format!("spawn qemu-ga -m virtio-serial -p /dev/vport{place}p1");
         guest.console.ask(&line).expect("spawn");
     }
-    std::thread::sleep(Duration::from_secs(2));
+    let socket = guest.folder.join("qga");
+    wait_until("the agent", Duration::from_secs(60), || {
+        let mut port = UnixStream::connect(&socket).expect("port");
+        port.set_read_timeout(Some(Duration::from_secs(1))).expect("timeout");
+        port.write_all(b"{\"execute\":\"guest-ping\"}\n").expect("ping");
+        port.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0)
+    });
 }
 
 /// A copy meets the first guest's network only with addresses of its own.
@@ -394,18 +406,24 @@ fn the_clock_of_a_guest_that_comes_back_is_set() {
 #[test]
 fn a_guest_that_powers_off_in_a_checkpoint_is_told_of_as_it_is() {
     let lab = common::lab();
+    let socket = lab.path().join("user-qmp");
+    let port = format!("unix:{},server=on,wait=off", socket.display());
     for (extra, words) in [
         (&[][..], ["powered itself off meanwhile", "no checkpoint was made"]),
         (&["-no-shutdown"], ["has powered off", "no checkpoint was made"]),
     ] {
-        let mut guest = lab.run("g", &small(extra)).expect("guest");
+        let spec = small(&[extra, &["-qmp", &port]].concat());
+        let mut guest = lab.run("g", &spec).expect("guest");
         let held = common::HeldCheckpoint::at(&lab, "g", "armed");
         let pid = lab.pid("g").expect("pid");
         guest.console.send("quit").expect("quit");
         if extra.is_empty() {
             dewar_testkit::wait_while_alive(pid);
         } else {
-            std::thread::sleep(Duration::from_secs(3));
+            let mut qmp = Qmp::connect(&socket).expect("QMP");
+            wait_until("it is off", Duration::from_secs(30), || {
+                qmp.execute("query-status", json!({})).expect("QMP")["status"] == "shutdown"
+            });
         }
         let (code, _, said) = held.go_on();
         assert_eq!(code, 1, "{said}");

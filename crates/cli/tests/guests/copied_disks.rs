@@ -68,16 +68,15 @@ fn what_is_written_last_is_in_the_copy() {
     // The command carries the copy: while it stands still, what is written waits.
     let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "sending changes");
     std::thread::sleep(Duration::from_secs(1));
-    let qmp = |lab: &Lab, command: &str| {
+    let qmp = |lab: &Lab| {
         let socket = lab.guest_folder("g").expect("folder").join("mon.sock");
-        let mut qmp = Qmp::connect(&socket).expect("QMP");
-        qmp.execute(command, json!({})).expect(command);
+        Qmp::connect(&socket).expect("QMP")
     };
-    let a = &hosts.a;
+    let mut at_a = qmp(&hosts.a);
     let (code, _, said) = std::thread::scope(|scope| {
         // QEMU waits for what it has sent.
-        scope.spawn(|| qmp(a, "stop"));
-        std::thread::sleep(Duration::from_millis(300));
+        scope.spawn(|| at_a.execute("stop", json!({})).expect("stop"));
+        std::thread::sleep(Duration::from_secs(3));
         held.go_on()
     });
     assert_eq!(code, 0, "{said}");
@@ -86,7 +85,7 @@ fn what_is_written_last_is_in_the_copy() {
     let compared = Command::new("qemu-img").args(["compare", "-U", &a, &b]).output();
     let compared = compared.expect("qemu-img");
     assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stdout));
-    qmp(&hosts.b, "cont");
+    qmp(&hosts.b).execute("cont", json!({})).expect("cont");
     assert!(hosts.assert_on_one("let run there"));
 }
 

@@ -69,6 +69,7 @@ fn empty_disk(path: &Path) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_qemu_makes_by_itself_stays() {
     for machine in ["pc-q35-7.2", "pc-i440fx-7.2"] {
         let lab = common::lab();
@@ -96,6 +97,7 @@ fn what_qemu_makes_by_itself_stays() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn another_display_stays() {
     let lab = common::lab();
     let mut guest = run(&lab, &["-machine", "pc-q35-7.2", "-vga", "cirrus", "-nic", "none"]);
@@ -192,6 +194,7 @@ fn what_was_ejected_does_not_come_back_and_what_was_changed_is_refused() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn disks_that_would_be_others_are_refused() {
     let lab = common::lab();
     let [base, top, other] = ["base.q", "top.q", "other.img"].map(|name| lab.path().join(name));

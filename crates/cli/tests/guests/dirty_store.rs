@@ -245,8 +245,10 @@ fn a_dirty_store_that_forgot_is_noticed() {
     assert_eq!(keys(&server), 0, "nothing is left of it");
 
     // Of which the next one would share what was not written since.
-    lab.dewar(&split).done();
-    guest.console.ask("words 0").expect("no more load");
+    let held = HeldCheckpoint::at_with(&lab, &split, "captured");
+    guest.console.send("words 0").expect("no more load");
+    assert_eq!(held.go_on().0, 0);
+    guest.console.ask("count").expect("it took that");
     let held = HeldCheckpoint::at(&lab, "g", "captured");
     forget();
     let (code, _, said) = held.go_on();

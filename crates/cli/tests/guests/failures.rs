@@ -144,7 +144,10 @@ fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
     // Now it is known beforehand, and the guest is not touched.
     lab.dewar(&["checkpoint", "g"]).failed(4, &["usb-mtp"]);
     qmp.execute("device_del", json!({"id": "mtp"})).expect("unplugged");
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    wait_until("it to be unplugged", Duration::from_secs(20), || {
+        let left = qmp.execute("qom-list", json!({"path": "/machine/peripheral"})).expect("list");
+        !left.as_array().expect("a list").iter().any(|it| it["name"] == "mtp")
+    });
     lab.dewar(&["checkpoint", "g"]).done();
 }
 

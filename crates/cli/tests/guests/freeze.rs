@@ -384,7 +384,9 @@ fn a_qemu_that_dies_in_a_thaw_loses_the_guest_only_if_it_ran() {
         lab.dewar(&["checkpoint", "g", "--tag", "kept"]).done();
         lab.dewar(line).done();
         let held = HeldCheckpoint::at_with(&lab, &["thaw", "g"], step);
-        std::thread::sleep(Duration::from_millis(300));
+        if step == "let run" {
+            lab.attach("g").expect("its console").console.ask("count").expect("it runs");
+        }
         end_qemu(&lab);
         held.kill();
         assert_eq!(lab.ps("g").expect("listed")["state"], "ended", "{step}");

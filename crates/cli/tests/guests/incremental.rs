@@ -201,6 +201,7 @@ fn killed_on_top_of_another() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn another_root_leaves_a_guest_alone_whose_memory_is_arriving() {
     let lab = common::lab();
     let spec = GuestSpec { memory_mib: 1280, disks: Vec::new(), ..GuestSpec::default() };

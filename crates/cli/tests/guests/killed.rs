@@ -234,9 +234,10 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
     // A qemu-img that is slow, and does not die with dewar.
     let tools = scene.lab.path().join("tools");
     std::fs::create_dir(&tools).expect("folder");
-    let (began, done) = (tools.join("began"), tools.join("done"));
+    let [began, go, done] = ["began", "go", "done"].map(|name| tools.join(name));
+    let waits = format!("while [ ! -e {} ]; do sleep 0.1; done", go.display());
     let script = format!(
-        "#!/bin/sh\nPATH=${{PATH#*:}}\nexec 3<&0\n: >{}\n(sleep 1; qemu-img \"$@\" <&3; : >{}) &\nwait\n",
+        "#!/bin/sh\nPATH=${{PATH#*:}}\nexec 3<&0\n: >{}\n({waits}; qemu-img \"$@\" <&3; : >{}) &\nwait\n",
         began.display(),
         done.display()
     );
@@ -249,9 +250,9 @@ fn a_disk_tool_that_lives_on_makes_no_file_again() {
     let mut child =
         scene.lab.command(&["checkpoint", "tool"]).env("PATH", path).spawn().expect("dewar");
     wait_until("the tool", Duration::from_secs(20), || began.exists());
-    std::thread::sleep(Duration::from_millis(100));
     child.kill().expect("kill");
     child.wait().expect("wait");
+    std::fs::write(&go, "").expect("go");
     wait_until("the tool's end", Duration::from_secs(20), || done.exists());
     wait_until("the guardian's end", Duration::from_secs(20), || {
         scene.lab.dewar(&["ps"]).json()["guests"][0]["state"] != "busy"

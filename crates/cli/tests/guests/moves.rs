@@ -68,6 +68,7 @@ fn pages_that_refer_to_others_arrive_as_they_are() {
 /// Pages that a GPU encodes, here one that OpenCL's driver computes, arrive as they are; a machine without one says so
 /// before anything is done.
 #[test]
+#[ignore = "long: make test-long"]
 fn pages_that_a_gpu_encodes_arrive_as_they_are() {
     let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
     hosts.guest.console.ask("fill 64 noise").expect("fill");
@@ -92,6 +93,7 @@ fn pages_that_a_gpu_encodes_arrive_as_they_are() {
 
 /// What a guest is promised here it is promised there.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_reservation_of_cpu_time_moves_along() {
     let mut hosts = Hosts::new(&GuestSpec { qos: true, ..GuestSpec::default() });
     hosts.guest.console.ask("check 500 1 disk").expect("check");

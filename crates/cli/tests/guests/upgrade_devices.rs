@@ -312,6 +312,7 @@ impl Drop for EndsLoad<'_> {
 
 /// As after an update of their package, or of the QEMU that brings them along.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_rom_whose_file_has_another_size_now_is_no_hindrance() {
     let lab = common::lab();
     let rom = lab.path().join("net.rom");
@@ -450,6 +451,7 @@ fn what_was_plugged_in_or_out_is_so_afterwards() {
 /// A network card and its network, plugged in anew under names of the command line but put
 /// together otherwise: it comes back as it is, not as that line says.
 #[test]
+#[ignore = "long: make test-long"]
 fn what_took_the_place_of_another_is_told_from_it() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");
@@ -667,6 +669,7 @@ fn scsi_id(qmp: &mut Qmp, path: &str) -> Option<u64> {
 /// Of devices on one bus, whose places nobody chose, the first is unplugged; then it comes
 /// back to another place.
 #[test]
+#[ignore = "long: make test-long"]
 fn devices_keep_their_places_when_one_before_them_is_gone() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");

@@ -106,7 +106,9 @@ fn what_was_written_over_a_checkpoint_that_died_with_all_else_is_in_the_file() {
     wait_until("the guest to be ended", Duration::from_secs(30), || {
         warm.lab.ps("g").is_some_and(|it| it["state"] == "ended")
     });
-    assert!(ours(&warm.lab, "__disks").is_empty() && ours(&warm.lab, "__disk-server").is_empty());
+    wait_until("the end of ours", Duration::from_secs(20), || {
+        ours(&warm.lab, "__disks").is_empty() && ours(&warm.lab, "__disk-server").is_empty()
+    });
     assert!(!warm.disk.with_extension("raw.dewar-overlay").exists());
     warm.run_again();
     assert_eq!(warm.read("written"), last);
