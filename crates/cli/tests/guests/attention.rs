@@ -2,15 +2,14 @@
 //! can be brought back as it was and be ended, and none is in the way of another.
 
 use crate::common;
-use dewar_guest_qemu::Qmp;
+use dewar_guest_qemu::{Agent, Qmp};
 use dewar_testkit::{
     Console, GuestSpec, Lab, SmallDisk, TestGuest, is_alive, kill, signal_stop, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -294,14 +293,18 @@ fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
     assert!(lab.dewar(&["doctor"]).stdout.contains("no room left"));
 }
 
-/// A guest that has an agent's port, and what else is on the line. The agent is not started.
-fn with_agent_port(lab: &Lab, extra: &[&str]) -> TestGuest {
-    let folder = lab.guest_folder("g").expect("folder");
+/// What gives a guest an agent's port.
+fn agent_port(folder: &Path) -> [String; 6] {
     let socket = format!("socket,id=qga,path={},server=on,wait=off", folder.join("qga").display());
     let port = "virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
-    let line = ["-device", "virtio-serial", "-chardev", &socket, "-device", port];
-    let spec = GuestSpec { has_agent: true, ..small(&[&line, extra].concat()) };
-    lab.run("g", &spec).expect("guest")
+    ["-device", "virtio-serial", "-chardev", &socket, "-device", port].map(str::to_owned)
+}
+
+/// A guest that has an agent's port, and what else is on the line. The agent is not started.
+fn with_agent_port(lab: &Lab, extra: &[&str]) -> TestGuest {
+    let port = agent_port(&lab.guest_folder("g").expect("folder"));
+    let line = [&port.each_ref().map(String::as_str), extra].concat();
+    lab.run("g", &GuestSpec { has_agent: true, ..small(&line) }).expect("guest")
 }
 
 /// How far a guest's clock is behind the host's.
@@ -317,12 +320,10 @@ fn start_agent(guest: &mut TestGuest) {
         let line = format!("spawn qemu-ga -m virtio-serial -p /dev/vport{place}p1");
         guest.console.ask(&line).expect("spawn");
     }
-    let socket = guest.folder.join("qga");
+    let port = agent_port(&guest.folder);
     wait_until("the agent", Duration::from_secs(60), || {
-        let mut port = UnixStream::connect(&socket).expect("port");
-        port.set_read_timeout(Some(Duration::from_secs(1))).expect("timeout");
-        port.write_all(b"{\"execute\":\"guest-ping\"}\n").expect("ping");
-        port.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0)
+        let agent = Agent::of(&port, &guest.folder, Duration::from_secs(1));
+        agent.expect("it has a port").is_ok()
     });
 }
 

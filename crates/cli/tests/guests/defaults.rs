@@ -2,6 +2,7 @@
 //! nothing else.
 
 use crate::common;
+use crate::upgrade_devices::unplug;
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{Console, GuestSpec, Lab, TestGuest, next_qemu, qemu, wait_until};
 use serde_json::{Value, json};
@@ -131,11 +132,7 @@ fn what_qemu_would_make_for_what_was_unplugged_does_not_come() {
     let had = own(&lab);
     assert!(!had.iter().any(|it| it.contains("e1000") || it.contains("ide-cd")), "{had:?}");
     for id in ["nic0", "disk0"] {
-        ask(&lab, "device_del", json!({"id": id}));
-        wait_until(&format!("the guest lets {id} go"), Duration::from_secs(60), || {
-            let left = ask(&lab, "qom-list", json!({"path": "/machine/peripheral"}));
-            !left.as_array().expect("list").iter().any(|it| it["name"] == id)
-        });
+        unplug(&mut Qmp::connect(&user_socket(&lab)).expect("QMP"), id);
     }
     ask(&lab, "netdev_del", json!({"id": "n0"}));
     wait_until("its drive goes with the disk", Duration::from_secs(10), || {

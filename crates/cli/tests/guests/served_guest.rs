@@ -91,8 +91,8 @@ impl Warm {
         self.lab.dewar(&["inspect", "g"]).done().json()["served_disks"].clone()
     }
 
-    /// The same, where no other command has the guest: its supervisor has it at a reset.
-    fn told_at_once(&self) -> Option<Value> {
+    /// The same; nothing while its supervisor has the guest, which it has at a reset.
+    fn told_if_free(&self) -> Option<Value> {
         let ran = self.lab.dewar(&["inspect", "g"]);
         (ran.code == 0).then(|| ran.json()["served_disks"].clone())
     }
@@ -101,7 +101,7 @@ impl Warm {
     pub fn searched(&self, held: u64) -> Value {
         let mut told = Value::Null;
         wait_until("the search", Duration::from_secs(20), || {
-            told = self.told_at_once().unwrap_or_default();
+            told = self.told_if_free().unwrap_or_default();
             told["last_reset"]["held"] == held && told["search"]["reset"] == held
         });
         told

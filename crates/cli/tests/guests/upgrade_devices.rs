@@ -357,7 +357,8 @@ fn devices(qmp: &mut Qmp) -> Vec<String> {
     names_below(qmp, "/machine/peripheral")
 }
 
-fn unplug(qmp: &mut Qmp, id: &str) {
+/// Has the guest let a device go.
+pub(crate) fn unplug(qmp: &mut Qmp, id: &str) {
     qmp.execute("device_del", json!({"id": id})).expect("asked");
     dewar_testkit::wait_until("the guest lets it go", Duration::from_secs(60), || {
         !devices(qmp).contains(&id.to_owned())
