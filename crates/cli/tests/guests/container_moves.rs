@@ -280,7 +280,6 @@ fn a_source_that_dies_at_any_step_leaves_one() {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn a_destination_that_dies_at_any_step_leaves_one() {
     let test = "a_destination_that_dies_at_any_step_leaves_one";
     let Some(mut pair) = Pair::new(test, |it| it) else { return };

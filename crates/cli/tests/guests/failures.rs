@@ -2,6 +2,7 @@
 //! a clear error, the right exit code, nothing lost.
 
 use crate::common::{self, files};
+use crate::upgrade_devices::unplug;
 use dewar_guest_qemu::Qmp;
 use dewar_testkit::{
     GuestSpec, Ran, SmallDisk, kill, qemu, sample, signal_stop, wait_until, wait_while_alive,
@@ -72,7 +73,6 @@ fn stores_that_fail_leave_the_guest_running() {
 
 /// From the pause on the guest's writes need room beside its disk.
 #[test]
-#[ignore = "long: make test-long"]
 fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
     for (format, code) in [("raw", 0), ("qcow2", 5)] {
         let lab = common::lab();
@@ -143,11 +143,7 @@ fn a_failure_in_the_pause_lets_the_guest_run_at_once() {
     assert!(!lab.root().join("guests/g/journal.json").exists());
     // Now it is known beforehand, and the guest is not touched.
     lab.dewar(&["checkpoint", "g"]).failed(4, &["usb-mtp"]);
-    qmp.execute("device_del", json!({"id": "mtp"})).expect("unplugged");
-    wait_until("it to be unplugged", Duration::from_secs(20), || {
-        let left = qmp.execute("qom-list", json!({"path": "/machine/peripheral"})).expect("list");
-        !left.as_array().expect("a list").iter().any(|it| it["name"] == "mtp")
-    });
+    unplug(&mut qmp, "mtp");
     lab.dewar(&["checkpoint", "g"]).done();
 }
 

@@ -338,7 +338,6 @@ fn a_full_disk_leaves_one_qemu_of_a_guest_that_has_moved() {
 
 /// The same where QEMU dies before there is room again: the overlay is the newest still.
 #[test]
-#[ignore = "long: make test-long"]
 fn a_full_disk_loses_nothing_of_a_guest_that_dies_then() {
     let lab = common::lab();
     let small = journals_disk(&lab);

@@ -186,7 +186,6 @@ fn a_served_disk_is_copied_to_a_host_that_has_none_of_it() {
 
 /// The guest is reset while it is about to move, or to be frozen: it is not taken as one that stands still.
 #[test]
-#[ignore = "long: make test-long"]
 fn a_guest_that_is_just_being_reset_is_neither_moved_nor_frozen() {
     let (mut hosts, _) = writer();
     let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);

@@ -172,7 +172,6 @@ fn a_qemu_that_dies_at_its_reset_leaves_nothing_but_its_disk() {
 
 /// The guest is reset while it is about to get another QEMU.
 #[test]
-#[ignore = "long: make test-long"]
 fn a_reset_in_the_middle_of_an_upgrade_is_done_and_the_next_checkpoint_exact() {
     let mut warm = Warm::new("cache=warm");
     assert_exact(&warm.lab, &mut warm.guest, "first");
