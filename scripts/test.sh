@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tests but the long ones, with what was skipped told by name at the end. `test.sh long`: those. `test.sh sweeps`: all
-# guest tests, each trying every step and every call where the others try some.
+# All tests but the long ones, with what was skipped told by name at the end. `test.sh long`: those. `test.sh sweeps`:
+# those of guests and of deadlines, the long ones too, each trying every step and every call where the others try some.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -47,14 +47,19 @@ joined() {
     echo "test: $1 done after $((SECONDS - began)) s"
 }
 lane=${1:-}
-# Which of the tests: those that are not marked as long.
+# Of tests that are marked as long (#[ignore]), cargo runs none by itself.
 these=()
 case "$lane" in
+    "") ;;
     long) these=(--ignored) ;;
     sweeps)
         these=(--include-ignored)
         export DEWAR_TEST_SWEEP=all
         limit=36000
+        ;;
+    *)
+        echo "test: '$lane' is none of 'long' and 'sweeps'"
+        exit 2
         ;;
 esac
 cargo test --workspace -q --no-run
