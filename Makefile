@@ -13,7 +13,7 @@ help:
 	@echo "make demo              boot a guest, checkpoint it while it runs, kill it, bring it back"
 	@echo "make test              set up everything and run all tests but the long ones"
 	@echo "make test-fast         the libraries, and the main jobs with real guests; two minutes"
-	@echo "make test-long         the guest tests that 'make test' leaves out: endurance, and variants of what it tests"
+	@echo "make test-long         the tests that 'make test' leaves out: many rounds, slow links, variants of what it tests"
 	@echo "make test-sweeps       all guest tests, trying every step and call where 'make test' tries some"
 	@echo "make coverage          which lines of the crates 'make test' runs"
 	@echo "make test-kvm          the tests that need real KVM, in a nested machine"
