@@ -8,7 +8,7 @@ settings=$(cargo llvm-cov show-env --sh)
 eval "$settings"
 # Processes of one program add to the same few files; a file for each would fill the disk.
 export LLVM_PROFILE_FILE=$CARGO_TARGET_DIR/dewar-%4m.profraw
-cargo llvm-cov clean --workspace --profraw-only
+cargo llvm-cov clean --profraw-only
 status=0
 scripts/test.sh "$@" || status=$?
 # What measures and what tests is not what is tested.
