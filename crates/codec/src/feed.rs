@@ -27,6 +27,11 @@ impl Feed {
         }
     }
 
+    /// Says how many bytes of pages come, in all.
+    pub fn expect(&self, bytes: u64) {
+        self.planner.expect(bytes);
+    }
+
     /// How many bytes make a piece full, of so many at most.
     pub fn piece_bytes(&self, most: usize) -> usize {
         match self.compression {

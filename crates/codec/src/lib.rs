@@ -17,5 +17,5 @@ mod words;
 pub use classify::{PageKind, classify, is_zero};
 pub use feed::{Feed, MeasuredEncoder};
 pub use frame::{Codec, CodecError, Compression, FrameDecoder, FrameEncoder, PageCodec};
-pub use planner::{Frame, MOST_GPU_THREADS, Planner};
+pub use planner::{Frame, MOST_GPU_THREADS, Planner, SMALL_JOB_BYTES};
 pub use words::{WordBase, decode_words, encode_words};

@@ -30,6 +30,9 @@
 //! terms are measured while it runs: cost and ratio on the frames before, the sink's speed over what it
 //! took last while it had something to do.
 //!
+//! Before all of this: where few pages come ([`SMALL_JOB_BYTES`]) each gets the codec that compresses most. The cores
+//! need a moment for them, and an incremental checkpoint is kept for long.
+//!
 //! A GPU is one more way to encode pages, and the same inequality decides on it: its `cost` is what a thread that feeds it
 //! needs for a byte, copies and waiting included, its `ratio` what comes back. So it is used where no core's codec
 //! that leaves less is done in time: where the link outruns the cores. It takes pages in batches, so it is
@@ -86,6 +89,8 @@ const MANY_RAW: u32 = 256;
 const OF_USE: f64 = 0.95;
 /// Threads that may feed a GPU at once.
 pub const MOST_GPU_THREADS: usize = 4;
+/// Up to so many bytes of pages are all compressed most: two cores need some 30 ms for them.
+pub const SMALL_JOB_BYTES: u64 = 64 << 20;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
 const FIRST_PIECE_BYTES: u64 = 512 << 10;
 
@@ -120,6 +125,8 @@ impl Known {
 
 #[derive(Debug)]
 struct State {
+    /// Whether few pages come, as far as is known.
+    is_small: bool,
     ways: [Known; WAYS.len()],
     /// Frames that were left raw for want of time.
     left_raw: u32,
@@ -170,6 +177,7 @@ impl Planner {
         let known = |cost, ratio| Known { cost, ratio, unused: 0, uses: 0 };
         let ways = [known(1.5e-9, 0.4), known(1.2e-9, 0.5), known(0.1e-9, 1.0), known(0.1e-9, 0.6)];
         let state = State {
+            is_small: false,
             ways,
             left_raw: 0,
             other: 0.3e-9,
@@ -184,9 +192,17 @@ impl Planner {
         Self { room, state: Mutex::new(state) }
     }
 
+    /// Says how many bytes of pages come, in all.
+    pub fn expect(&self, bytes: u64) {
+        self.lock().is_small = bytes <= SMALL_JOB_BYTES;
+    }
+
     /// The codec for a thread's next frame, when so many bytes are left of its piece.
     pub fn choose(&self, left: u64) -> Codec {
         let mut state = self.lock();
+        if state.is_small {
+            return Codec::Zstd;
+        }
         let of_a_core = &mut state.ways[..OF_A_CORE];
         of_a_core.iter_mut().for_each(|known| known.unused += 1);
         let untried = WAYS.iter().zip(of_a_core).find(|(_, it)| it.is_due(TRY_AFTER));

@@ -1,6 +1,6 @@
 //! The planner on a simulated host: threads that encode, a sink that takes one piece after the other.
 
-use dewar_codec::{Codec, Frame, Planner};
+use dewar_codec::{Codec, Frame, Planner, SMALL_JOB_BYTES};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use std::collections::VecDeque;
@@ -181,6 +181,23 @@ fn a_slow_sink_gets_as_little_as_zstd_leaves() {
         assert!(planned.bytes < zstd.bytes * 1.05, "{} of {}", planned.bytes, zstd.bytes);
         assert!(planned.seconds < zstd.seconds * 1.05);
     }
+}
+
+#[test]
+fn few_pages_are_compressed_most_whatever_takes_them() {
+    let chosen = |bytes: u64| {
+        let planner = Planner::new(ROOM as u64 * PIECE);
+        planner.expect(bytes);
+        let chosen = (0..100).map(|frame| {
+            // A sink that takes all at once.
+            planner.given(PIECE, Duration::from_millis(frame));
+            planner.taken(PIECE, Duration::from_millis(frame));
+            planner.choose(PIECE)
+        });
+        chosen.collect::<Vec<_>>()
+    };
+    assert!(chosen(SMALL_JOB_BYTES).iter().all(|codec| *codec == Codec::Zstd));
+    assert!(chosen(SMALL_JOB_BYTES + 1).contains(&Codec::Raw));
 }
 
 #[test]

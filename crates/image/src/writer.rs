@@ -115,9 +115,10 @@ impl<'s> ImageWriter<'s> {
         PageSink::new(self, self.options.level, true)
     }
 
-    /// Says that these pages will be put: whatever was known of them is not
+    /// Says that these pages will be put, and no others but in their place: whatever was known of them is not
     /// what they are.
     pub fn expect(&self, pages: &PageSet) {
+        self.feed.expect(pages.count() * PAGE_BYTES as u64);
         for page in pages.iter() {
             self.set(page.index(), Entry::UNSET);
         }
