@@ -79,6 +79,7 @@ fn two_guests_meet_their_deadlines_and_one_that_lies_harms_none() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_checkpoint_of_another_guest_costs_no_deadline() {
     let (_alone, lab) = alone();
     let mut other = lab.run("g", &GuestSpec::default()).expect("guest");

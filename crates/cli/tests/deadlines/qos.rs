@@ -20,6 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_process_is_promised_more_when_it_needs_more_and_less_again() {
     let (_alone, lab) = alone();
     let _hogs = Hogs::start(4).expect("hogs");
@@ -103,6 +104,7 @@ impl Drop for Family {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_thread_that_has_no_jobs_makes_room_for_one_that_works() {
     let (_alone, lab) = alone();
     let mut family = Family::new();
@@ -127,6 +129,7 @@ fn a_thread_that_has_no_jobs_makes_room_for_one_that_works() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_job_that_is_larger_than_any_before_is_let_run_on_for_a_while() {
     let (_alone, lab) = alone();
     let _hogs = Hogs::start(4).expect("hogs");
@@ -162,6 +165,7 @@ fn a_job_that_is_larger_than_any_before_is_let_run_on_for_a_while() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_runs_while_no_jobs_are_done_is_no_jobs_demand() {
     let (_alone, lab) = alone();
     let busy = Hogs::start(1).expect("a busy program");

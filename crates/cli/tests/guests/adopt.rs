@@ -168,6 +168,7 @@ fn a_guest_of_root_is_adopted_saved_and_restored() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_of_another_user_is_adopted_saved_and_restored() {
     adopt_and_save(Some("65534"));
 }

@@ -257,6 +257,7 @@ fn a_pause_ends_whatever_becomes_of_the_command() {
 
 /// RAM files are sparse: what others were promised is not free, though nobody took it yet.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_is_not_admitted_to_memory_that_others_were_promised() {
     // Its guests boot: a state that is loaded into one takes all of its memory.
     let lab = Lab::new(env!("CARGO_BIN_EXE_dewar")).expect("lab");
@@ -379,6 +380,7 @@ fn a_copy_with_a_new_identity_has_addresses_of_its_own() {
 
 /// A guest that was away is told what time it is, where an agent of its own listens.
 #[test]
+#[ignore = "long: make test-long"]
 fn the_clock_of_a_guest_that_comes_back_is_set() {
     let lab = common::lab();
     let mut guest = with_agent_port(&lab, &[]);

@@ -317,6 +317,7 @@ fn give_away(pair: &Pair) -> i32 {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it() {
     let test = "one_that_was_given_away_comes_back_if_the_other_host_has_not_got_it";
     let Some(mut pair) = Pair::new(test, |it| it) else { return };

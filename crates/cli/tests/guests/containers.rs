@@ -142,6 +142,7 @@ fn a_container_goes_on_where_it_was_saved() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn mappings_that_come_and_go_meanwhile_are_exact() {
     let name = "mappings_that_come_and_go_meanwhile_are_exact";
     let Some(mut c) = adopted(name, |it| it) else { return };
@@ -240,6 +241,7 @@ fn one_of_crun_goes_on_too() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_chain_with_holes_comes_back() {
     let Some(mut c) = adopted("a_chain_with_holes_comes_back", |it| it) else { return };
     c.ask("fill 32 noise");

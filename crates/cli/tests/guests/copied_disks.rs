@@ -106,6 +106,7 @@ fn a_shared_disk_may_have_another_path_there() {
 
 /// Whatever dies while disks are copied, the guest stays as it was, and nothing is left of the copies.
 #[test]
+#[ignore = "long: make test-long"]
 fn copies_that_fail_leave_nothing() {
     let mut hosts = hosts("soft");
     let line = Hosts::line(&hosts.b, &COPY);

@@ -108,6 +108,7 @@ fn another_display_stays() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_qemu_would_make_for_what_was_unplugged_does_not_come() {
     let lab = common::lab();
     let disk = lab.path().join("first.img");
@@ -143,6 +144,7 @@ fn what_qemu_would_make_for_what_was_unplugged_does_not_come() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_medium_that_would_not_be_there_again_is_refused() {
     let lab = common::lab();
     let mut guest = run(&lab, &["-machine", "pc-q35-7.2"]);

@@ -115,6 +115,7 @@ fn in_flight(format: &'static str) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn reads_in_flight_on_qcow2_are_not_lost() {
     in_flight("qcow2");
 }

@@ -53,6 +53,7 @@ fn every_page_is_as_it_was() {
 /// Pages that stand still may go to the dirty store, too, as many as are allowed; a page that
 /// is written after it was sent is as it was at the stop.
 #[test]
+#[ignore = "long: make test-long"]
 fn what_stands_still_is_spread_over_two_stores() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");
@@ -295,6 +296,7 @@ fn a_lazy_guest_waits_for_the_pages_of_the_store_alone_that_is_away() {
 
 /// What a killed checkpoint left in a server that never comes back.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_dirty_store_that_is_gone_for_good_is_given_up() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");

@@ -94,6 +94,7 @@ fn each_copy_holds_what_changed_and_is_exact() {
 
 /// What is in Redis holds no more, and is brought back with what it stands on.
 #[test]
+#[ignore = "long: make test-long"]
 fn copies_in_redis_hold_what_changed_and_are_exact() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");
@@ -167,6 +168,7 @@ fn a_failed_checkpoint_loses_no_write() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn chains_stay_short_and_go_with_their_last_image() {
     let lab = common::lab();
     let mut guest = guest(&lab);

@@ -31,6 +31,7 @@ fn every_page(vcpus: u32) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn two_ram_regions_are_both_exact() {
     let lab = common::lab();
     let mut spec = GuestSpec { memory_mib: 256, vcpus: 2, ..GuestSpec::default() };

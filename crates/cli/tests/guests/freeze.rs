@@ -56,6 +56,7 @@ fn what_a_qemu_would_truncate_is_kept_when_it_thaws() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_frozen_guest_goes_on_and_so_does_its_chain() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
@@ -197,6 +198,7 @@ fn killed_at_every_step_it_is_frozen_or_runs() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn ports_that_were_forwarded_later_are_forwarded_again() {
     let lab = common::lab();
     let (first, second) = (free_port(), free_port());
@@ -243,6 +245,7 @@ fn ports_that_were_forwarded_later_are_forwarded_again() {
 /// Before its state is saved a guest that dies is lost, as in any crash; afterwards all
 /// that there is of it is kept.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
@@ -276,6 +279,7 @@ fn a_qemu_that_dies_in_a_freeze_is_frozen_or_has_ended() {
 
 /// Its user lets it run while its state is kept: what was kept is of an instant that is past.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_somebody_lets_run_meanwhile_is_not_frozen() {
     let lab = common::lab();
     let socket = lab.path().join("user-qmp");

@@ -145,6 +145,7 @@ fn two_guests_and_a_collector_share_a_server() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn two_guests_and_a_collector_share_a_folder_and_a_dirty_store() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");

@@ -111,6 +111,7 @@ fn lives(lab: &Lab, huge: &HugePages, filled: impl Fn(&Lab)) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn guests_live_on_a_pool() {
     let lab = common::lab();
     let Some(huge) = HugePages::of_pool(&lab) else {

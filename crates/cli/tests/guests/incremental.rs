@@ -52,6 +52,7 @@ fn each_costs_what_changed_and_is_exact() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn one_whose_page_table_is_damaged_is_nothing_to_begin_with() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");
@@ -70,6 +71,7 @@ fn one_whose_page_table_is_damaged_is_nothing_to_begin_with() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn images_outlive_those_they_were_taken_on() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");
@@ -132,20 +134,7 @@ fn lost_tracking_is_noticed() {
     assert_eq!(told["tracked"], false, "{told}");
     assert!(number(&told["pages"]["unchanged"]) > 16_000, "compared: {told}");
 
-    // Another root, which knows nothing of this one.
-    let other = common::lab();
     assert_exact(&lab, &mut guest, "tracked");
-    let before = lab.dewar(&["checkpoint", "g"]).done().json();
-    // It adopts the guest by the same socket, and takes every set since.
-    let socket = lab.root().join("guests/g/qmp.sock");
-    let adopted = other.dewar(&["adopt", "g", "--qmp", &socket.display().to_string()]);
-    adopted.done();
-    other.dewar(&["checkpoint", "g"]).done();
-    let told = assert_exact(&lab, &mut guest, "after another root");
-    assert_eq!(told["tracked"], false, "{told}");
-    assert_eq!(told["parent"], before["checkpoint"]);
-    guest.console.ask("verify").expect("consistent");
-
     // A tool that ended the tracking of a part of the memory.
     let tracker = lab.root().join("guests/g/tracking.json");
     let tracking: Value =
@@ -176,6 +165,27 @@ fn lost_tracking_is_noticed() {
     let copy = lab.dewar(&["checkpoint", "h"]).done().json();
     assert_eq!(copy["parent"], told["checkpoint"]);
     assert!(number(&copy["pages"]["unchanged"]) > 16_000, "{copy}");
+}
+
+/// Another root knows nothing of this one, and what it takes this one lacks.
+#[test]
+#[ignore = "long: make test-long"]
+fn tracking_that_another_root_used_is_noticed() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    assert_exact(&lab, &mut guest, "first");
+    let before = lab.dewar(&["checkpoint", "g"]).done().json();
+    let other = common::lab();
+    // It adopts the guest by the same socket, and takes every set since.
+    let socket = lab.root().join("guests/g/qmp.sock");
+    let adopted = other.dewar(&["adopt", "g", "--qmp", &socket.display().to_string()]);
+    adopted.done();
+    other.dewar(&["checkpoint", "g"]).done();
+    let told = assert_exact(&lab, &mut guest, "after another root");
+    assert_eq!(told["tracked"], false, "{told}");
+    assert_eq!(told["parent"], before["checkpoint"]);
+    guest.console.ask("verify").expect("consistent");
 }
 
 #[test]

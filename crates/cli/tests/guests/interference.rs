@@ -35,6 +35,7 @@ fn migration(qmp: &mut Qmp) -> String {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn who_is_stopped_or_let_run_meanwhile_stays_so() {
     let lab = common::lab();
     let (mut guest, mut user) = guest(&lab, &[]);
@@ -234,6 +235,7 @@ fn a_snapshot_that_its_user_takes_is_not_left_behind() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_device_that_comes_in_the_middle_is_in_no_checkpoint() {
     let lab = common::lab();
     let devices = ["-device", "qemu-xhci", "-device", "virtio-scsi-pci"];
@@ -289,6 +291,7 @@ fn fill_in_a_checkpoint(lab: &Lab, line: &[&str], small: &SmallDisk) -> i32 {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_full_disk_does_not_keep_a_guest_from_its_own() {
     let lab = common::lab();
     let small = journals_disk(&lab);
@@ -365,6 +368,7 @@ fn a_full_disk_loses_nothing_of_a_guest_that_dies_then() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_commit_that_somebody_began_is_ended_or_begun_again() {
     let lab = common::lab();
     let (mut guest, mut user) = guest(&lab, &[]);

@@ -162,6 +162,7 @@ fn dewar_and_its_guardian_killed_at_every_step() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn dewar_killed_at_random_times() {
     let mut scene = Scene::new("random");
     let before = scene.store_files();
@@ -282,6 +283,7 @@ fn a_guardian_tries_again_until_qemu_answers() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guardian_killed_alone_harms_nothing() {
     let mut scene = Scene::new("alone");
     for step in ["armed", "stopped", "resumed"] {

@@ -336,6 +336,7 @@ fn a_qemu_that_ends_takes_no_guest_with_it_that_the_other_has() {
 
 /// What cannot move is refused before anything is touched.
 #[test]
+#[ignore = "long: make test-long"]
 fn what_cannot_move_stays_as_it_is() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 4000 1 disk").expect("check");
@@ -392,6 +393,7 @@ fn what_cannot_move_stays_as_it_is() {
 /// A guest that stands still moves and goes on standing still; its chain of checkpoints goes on in a store
 /// that both hosts have.
 #[test]
+#[ignore = "long: make test-long"]
 fn how_it_stands_and_its_checkpoints_move_along() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 4000 1 disk").expect("check");

@@ -198,6 +198,7 @@ fn a_guest_that_writes_too_fast_is_slowed_down() {
 
 /// Two guests change places at the same time.
 #[test]
+#[ignore = "long: make test-long"]
 fn two_guests_move_at_once_in_both_directions() {
     let a = common::lab().as_host().expect("first host");
     let spec = GuestSpec::default();

@@ -110,6 +110,7 @@ fn one_of_podman_goes_on_and_podman_knows() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_one_of_podman_wrote_comes_back() {
     let Some(mut c) = adopted("what_one_of_podman_wrote_comes_back", &[]) else { return };
     c.ask("check 500 2 none");
@@ -177,6 +178,7 @@ fn a_restore_by_podman_killed_at_any_time_is_done_again() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn one_that_its_user_started_anew_is_left_alone() {
     let Some(mut c) = adopted("one_that_its_user_started_anew_is_left_alone", &[]) else { return };
     c.ask("check 100 2 none");
@@ -196,6 +198,7 @@ fn one_that_its_user_started_anew_is_left_alone() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_podman_cannot_bring_back_is_told_before() {
     let name = "what_podman_cannot_bring_back_is_told_before";
     let Some(mut c) = adopted(name, &[]) else { return };

@@ -71,6 +71,7 @@ fn a_guest_that_does_not_converge_moves_by_post_copy() {
 
 /// Each of the two commands is killed at each step at which the guest lacks memory.
 #[test]
+#[ignore = "long: make test-long"]
 fn killed_while_it_lacks_memory_it_loses_none() {
     let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
     hosts.guest.console.ask("check 10000 1 disk").expect("check");
@@ -133,6 +134,7 @@ fn a_guest_waits_for_memory_while_the_link_is_cut() {
 
 /// The guest ends where it runs, while it lacks memory: the source has nothing to keep.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_ends_while_it_lacks_memory_is_not_kept_elsewhere() {
     let hosts = hosts();
     let line = line(&hosts, 200);

@@ -45,6 +45,7 @@ fn a_slow_store_keeps_no_running_guest_waiting() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_store_that_goes_in_the_pause_keeps_nobody_standing() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");
@@ -296,6 +297,7 @@ fn killed_with_a_remote_store_nothing_stays() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_cluster_is_encrypted_and_locked() {
     let lab = common::lab();
     let certificates = Certificates::make().expect("certificates");

@@ -82,6 +82,7 @@ fn disks_are_found_however_they_are_written() {
 
 /// As 'virsh snapshot-create --disk-only' does it, of a drive and of a block node.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_snapshot_on_top_of_a_disk_is_followed() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");
@@ -119,6 +120,7 @@ fn a_snapshot_on_top_of_a_disk_is_followed() {
 
 /// What is made for a QEMU that becomes another user can be opened by that user.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_qemu_that_becomes_another_user_finds_what_is_made_for_it() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");
@@ -208,6 +210,7 @@ fn a_disk_on_a_server_for_one_is_not_moved() {
 
 /// A disk that was left out is not in the store, and empty in the guest that comes back.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_can_be_left_out() {
     let lab = common::lab();
     let disks = [(); 2].map(|()| dewar_testkit::DiskSpec::default()).to_vec();

@@ -36,6 +36,7 @@ fn save_and_bring_back(lab: &Lab, guest: &mut TestGuest) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_that_says_what_is_below_it_comes_back_with_its_content() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");
@@ -166,6 +167,7 @@ fn ram_files_are_found_from_any_folder() {
 
 /// A QEMU that has given up root's rights may not make a userfaultfd by itself.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_without_rights_is_restored_lazily() {
     let lab = common::lab();
     // QEMU 10 knows the other way only.
@@ -202,6 +204,7 @@ fn a_sleeping_guest_is_left_where_it_is() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_silent_qemu_keeps_nobody_waiting_for_ever() {
     let lab = common::lab();
     run(&lab, &[]);
@@ -261,6 +264,7 @@ fn what_a_dead_process_wrote_is_not_taken_for_nothing() {
 
 /// The memory of the guest that is replaced is given back while the new one starts.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_restore_where_there_is_room_for_one_guest() {
     let lab = common::lab();
     let small = SmallDisk::mount(&lab.path().join("small"), "280m").expect("small disk");

@@ -366,6 +366,7 @@ pub(crate) fn unplug(qmp: &mut Qmp, id: &str) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_was_plugged_in_or_out_is_so_afterwards() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");
@@ -745,6 +746,7 @@ fn devices_keep_their_places_when_one_before_them_is_gone() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_cannot_be_told_its_place_is_refused_where_another_s_is_free() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");
@@ -773,6 +775,7 @@ fn path_of(id: &str) -> String {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_stands_still_stands_still_afterwards() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");

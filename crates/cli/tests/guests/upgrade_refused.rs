@@ -172,6 +172,7 @@ impl Tpm {
 
 /// Every guest that virt-manager makes for Windows has both.
 #[test]
+#[ignore = "long: make test-long"]
 fn spice_and_a_tpm_move_by_freeze_and_thaw_and_a_checkpoint_has_the_tpm() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");

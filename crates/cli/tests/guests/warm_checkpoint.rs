@@ -14,6 +14,7 @@ fn write(warm: &mut Warm, blocks: u32) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_comes_back_with_its_served_disk_and_is_warm_again() {
     let mut warm = Warm::new("cache=warm,cache-size=100M");
     write(&mut warm, 8);
@@ -69,6 +70,7 @@ fn an_incremental_over_a_reboot_is_exact() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_reset_while_a_checkpoint_is_taken_harms_neither() {
     let mut warm = Warm::new("cache=warm");
     warm.ask("check 2000 1 disk");
@@ -94,6 +96,7 @@ fn a_reset_while_a_checkpoint_is_taken_harms_neither() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_was_written_over_a_checkpoint_that_died_with_all_else_is_in_the_file() {
     let mut warm = Warm::new("cache=warm");
     let held = HeldCheckpoint::at(&warm.lab, "g", "resumed");
@@ -186,6 +189,7 @@ fn a_served_disk_is_copied_to_a_host_that_has_none_of_it() {
 
 /// The guest is reset while it is about to move, or to be frozen: it is not taken as one that stands still.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_is_just_being_reset_is_neither_moved_nor_frozen() {
     let (mut hosts, _) = writer();
     let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
@@ -213,6 +217,7 @@ fn is_refused_at_its_reset(hosts: &mut Hosts, command: HeldCheckpoint) {
 
 /// What was said of a disk stays so where a guest cannot be thawed.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_thaw_that_fails_leaves_what_was_said_of_the_disk() {
     let mut warm = Warm::new("cache=off,cache-size=40M");
     let sums = warm.sums.clone();

@@ -114,6 +114,7 @@ fn a_supervisor_that_dies_at_any_step_leaves_no_guest_held() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn another_qemu_and_a_freeze_leave_the_disks_served_and_the_next_reboot_warm() {
     let mut warm = Warm::new("cache=warm");
     let mut upgrade = vec!["upgrade", "g", "--yes"];
@@ -147,6 +148,7 @@ fn another_qemu_and_a_freeze_leave_the_disks_served_and_the_next_reboot_warm() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_the_user_says_of_resets_is_done_and_a_command_at_work_is_not_disturbed() {
     let mut warm = Warm::new("cache=warm,cache-size=16M");
     warm.reboot();
@@ -185,6 +187,7 @@ fn what_the_user_says_of_resets_is_done_and_a_command_at_work_is_not_disturbed()
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn the_cache_is_switched_on_and_off_while_the_guest_runs() {
     let mut warm = Warm::new("cache=off");
     let sums = warm.sums.clone();

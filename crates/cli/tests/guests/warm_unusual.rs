@@ -73,6 +73,7 @@ fn memory_of_two_regions_is_searched_whole() {
 
 /// Where there is no room for a second memory nothing is kept, and the guest boots.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_full_folder_of_memory_keeps_nobody_from_booting() {
     let folder = tempfile::tempdir().expect("folder");
     let mut mount = Command::new("mount");
@@ -110,6 +111,7 @@ fn memory_of_a_pool_of_huge_pages_is_copied() {
 
 /// What is kept is given up where the host is short of memory, and when its time is over.
 #[test]
+#[ignore = "long: make test-long"]
 fn what_is_kept_is_given_up_for_others_and_after_a_while() {
     let pressure = tempfile::NamedTempFile::new().expect("file");
     let say = |percent: &str| {
@@ -172,6 +174,7 @@ fn a_qemu_that_dies_at_its_reset_leaves_nothing_but_its_disk() {
 
 /// The guest is reset while it is about to get another QEMU.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_reset_in_the_middle_of_an_upgrade_is_done_and_the_next_checkpoint_exact() {
     let mut warm = Warm::new("cache=warm");
     assert_exact(&warm.lab, &mut warm.guest, "first");
