@@ -265,6 +265,7 @@ fn paths_that_a_qemu_left_behind_are_told() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn ram_in_a_nameless_file_is_found() {
     let lab = common::lab();
     // The path is a folder: QEMU makes a file in it and removes its name.

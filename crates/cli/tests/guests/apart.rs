@@ -66,6 +66,7 @@ fn its_session_weighs_little_but_in_the_pause() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn it_ends_as_its_child_does_and_the_child_where_it_does() {
     if !have_sessions_weights("it_ends_as_its_child_does_and_the_child_where_it_does") {
         return;

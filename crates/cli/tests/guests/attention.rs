@@ -225,7 +225,11 @@ fn a_pause_ends_whatever_becomes_of_the_command() {
             let mut command = lab.command(&[verb, "g"]);
             command.env("DEWAR_TEST_SIGNAL", format!("{step}:{how}"));
             // Long enough for what is done below while it stands.
-            let limit = if how == "hang" { "2" } else { "10" };
+            let limit = match how {
+                "hang" => "2",
+                _ if guardian_too => "10",
+                _ => "5",
+            };
             command.env("DEWAR_TEST_PAUSE_LIMIT", limit);
             let began = Instant::now();
             let mut child =
@@ -330,6 +334,7 @@ fn start_agent(guest: &mut TestGuest) {
 
 /// A copy meets the first guest's network only with addresses of its own.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_copy_with_a_new_identity_has_addresses_of_its_own() {
     const OLD: &str = "52:54:00:00:27:19";
     let lab = common::lab();

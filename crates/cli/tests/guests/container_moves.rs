@@ -408,6 +408,7 @@ fn what_cannot_come_is_refused_before_it_is_touched() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_it_wrote_to_its_root_file_system_moves_with_it() {
     let test = "what_it_wrote_to_its_root_file_system_moves_with_it";
     let Some(mut pair) = Pair::new(test, |it| it.overlaid().expect("overlay")) else { return };
@@ -809,6 +810,7 @@ while True:
 "#;
 
 #[test]
+#[ignore = "long: make test-long"]
 fn shared_memory_a_mapped_file_and_a_terminal_move_again_and_again() {
     let test = "shared_memory_a_mapped_file_and_a_terminal_move_again_and_again";
     let sharers = |bundle: Bundle| {

@@ -331,13 +331,22 @@ fn a_tree_of_processes_goes_on_pipes_and_deleted_files_too() {
         let text = std::fs::read_to_string(&numbers).unwrap_or_default();
         text.trim().parse::<u64>().unwrap_or(0)
     };
+    // The shell empties the file before it writes the next number.
+    let number = || {
+        let mut number = 0;
+        wait_until("a number", Duration::from_secs(20), || {
+            number = last();
+            number > 0
+        });
+        number
+    };
     let goes_on = || {
-        let before = last();
+        let before = number();
         wait_until("work", Duration::from_secs(20), || last() > before + 20);
     };
     goes_on();
     c.dewar(&["checkpoint", "c"]).done();
-    let saved = last();
+    let saved = number();
     goes_on();
     c.container.crash();
     let restoring = c.command(&["restore", "c", "--json"]);

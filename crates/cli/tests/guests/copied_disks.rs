@@ -56,6 +56,7 @@ fn a_guest_moves_with_its_disks() {
 
 /// What the guest wrote while nothing was copied is in the copy, to the last byte.
 #[test]
+#[ignore = "long: make test-long"]
 fn what_is_written_last_is_in_the_copy() {
     let a = common::lab().as_host().expect("first host");
     let monitor = a.guest_folder("g").expect("folder").join("mon.sock");

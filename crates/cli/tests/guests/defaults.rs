@@ -169,6 +169,7 @@ fn media(lab: &Lab) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_was_ejected_does_not_come_back_and_what_was_changed_is_refused() {
     let lab = common::lab();
     let discs = ["one.iso", "two.iso"].map(|name| lab.path().join(name).display().to_string());

@@ -183,6 +183,7 @@ fn a_guest_lives_in_two_stores() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_death_in_the_middle_leaves_nothing() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");
@@ -227,6 +228,7 @@ fn a_death_in_the_middle_leaves_nothing() {
 /// A server that comes back without what it had taken is noticed before a checkpoint is
 /// made that lacks it, also where an earlier checkpoint had put it there.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_dirty_store_that_forgot_is_noticed() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");
@@ -265,6 +267,7 @@ fn a_dirty_store_that_forgot_is_noticed() {
 
 /// While a dirty store is away, pages of the other store arrive.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_lazy_guest_waits_for_the_pages_of_the_store_alone_that_is_away() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");

@@ -16,6 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 #[test]
+#[ignore = "long: make test-long"]
 fn stores_that_fail_leave_the_guest_running() {
     let lab = common::lab();
     let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");

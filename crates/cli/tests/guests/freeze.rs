@@ -317,6 +317,7 @@ fn a_guest_that_somebody_lets_run_meanwhile_is_not_frozen() {
 
 /// A machine goes down while another command has the guest: that is waited for.
 #[test]
+#[ignore = "long: make test-long"]
 fn another_command_is_waited_for() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
@@ -362,6 +363,7 @@ fn thaw_killed_at_every_step_can_be_tried_again() {
 /// The new QEMU dies when its guest is loaded: before it runs nothing is lost, if
 /// that can be proved; a guest that ran does not begin again from an older state.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_qemu_that_dies_in_a_thaw_loses_the_guest_only_if_it_ran() {
     let lab = common::lab();
     let mut guest = busy(&lab, "g");
@@ -411,6 +413,7 @@ fn end_qemu(lab: &Lab) {
 
 /// One of three fails: it is named, and the others are done.
 #[test]
+#[ignore = "long: make test-long"]
 fn of_all_guests_one_that_fails_keeps_none_of_the_others_back() {
     let lab = common::lab();
     let mut guests = ["a", "b", "c"].map(|name| busy(&lab, name));

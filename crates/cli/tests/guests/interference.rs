@@ -84,6 +84,7 @@ fn who_is_stopped_or_let_run_meanwhile_stays_so() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_migration_of_its_users_is_left_alone() {
     let lab = common::lab();
     let (mut guest, mut user) = guest(&lab, &[]);
@@ -136,6 +137,7 @@ fn a_migration_of_its_users_is_left_alone() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_that_is_unplugged_meanwhile_keeps_what_was_written() {
     let lab = common::lab();
     let disk = lab.path().join("unplugged.qcow2");
@@ -199,6 +201,7 @@ fn commit(user: &mut Qmp) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_snapshot_that_its_user_takes_is_not_left_behind() {
     let lab = common::lab();
     let (mut guest, mut user) = guest(&lab, &[]);
@@ -427,6 +430,7 @@ fn a_disk_that_grows_meanwhile_is_not_made_smaller() {
 /// Limits and ways of a migration that are its user's hold for the user's migrations, not for
 /// the pause.
 #[test]
+#[ignore = "long: make test-long"]
 fn settings_of_migrations_keep_nobody_waiting_in_the_pause() {
     let lab = common::lab();
     // Sixteen megabytes that are saved in the pause.
@@ -479,6 +483,7 @@ fn a_journal_that_is_taken_away_leaves_no_disk_behind() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_server_whose_restore_died_serves_no_other_guest() {
     let lab = common::lab();
     let (mut guest, _user) = guest(&lab, &[]);

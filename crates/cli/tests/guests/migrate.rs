@@ -303,6 +303,7 @@ fn a_link_that_is_cut_leaves_it_on_one_host() {
 
 /// A QEMU that ends leaves the guest in the other one, if that has all of it.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_qemu_that_ends_takes_no_guest_with_it_that_the_other_has() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 4000 1 disk").expect("check");

@@ -42,6 +42,7 @@ fn a_guest_under_full_fire_moves_again_and_again() {
 /// Pages that are like others, and that change a little: they go as what they have in common, while
 /// they are written, and each is what it was.
 #[test]
+#[ignore = "long: make test-long"]
 fn pages_that_refer_to_others_arrive_as_they_are() {
     let mut hosts = Hosts::new(&GuestSpec { memory_mib: 256, ..GuestSpec::default() });
     hosts.guest.console.ask("fill 64 equal").expect("fill");

@@ -58,6 +58,7 @@ fn a_guest_runs_before_its_memory_is_there() {
 
 /// A guest that writes faster than its pages are sent moves all the same, where that is allowed.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_does_not_converge_moves_by_post_copy() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 10000 1 disk hard").expect("check");

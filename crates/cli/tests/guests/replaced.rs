@@ -83,6 +83,7 @@ fn a_restore_that_was_killed_gives_the_dead_guest_its_disk_back() {
 
 /// The restore dies when its guest may run: from then on that one's disk is the newest.
 #[test]
+#[ignore = "long: make test-long"]
 fn an_old_disk_does_not_come_back_for_a_newer_one() {
     let lab = common::lab();
     let (mut guest, overlay, before) = dead_guest(&lab);
@@ -101,6 +102,7 @@ fn an_old_disk_does_not_come_back_for_a_newer_one() {
 
 /// What is refused only when QEMU was asked leaves the guest on record that had the name.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_run_that_is_refused_forgets_nobody() {
     let lab = common::lab();
     let (mut guest, overlay, content) = dead_guest(&lab);

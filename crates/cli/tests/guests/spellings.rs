@@ -48,6 +48,7 @@ fn there_and_back(lab: &Lab, guest: &mut TestGuest, disks: u64) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn disks_are_found_however_they_are_written() {
     let lab = common::lab();
     let folder = lab.guest_folder("g").expect("folder");

@@ -92,6 +92,7 @@ impl Drop for Loop {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_on_a_block_device_comes_back_as_a_file() {
     let lab = common::lab();
     let file = lab.path().join("device");
@@ -109,6 +110,7 @@ fn a_disk_on_a_block_device_comes_back_as_a_file() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_restored_guest_goes_on_in_its_log() {
     let lab = common::lab();
     let log = lab.path().join("log");
@@ -137,6 +139,7 @@ fn descriptors_that_came_from_another_end_with_a_frozen_guest() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn ram_files_are_found_from_any_folder() {
     let lab = common::lab();
     let line = GuestSpec::default().command(&lab.guest_folder("g").expect("folder"));

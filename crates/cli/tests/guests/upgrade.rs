@@ -194,6 +194,7 @@ fn a_new_qemu_that_dies_leaves_the_guest_in_the_old_one() {
 /// Another program takes the disk the moment that the old QEMU lets go of it:
 /// the new one has all of the state and cannot run.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_that_is_taken_away_leaves_the_guest_in_the_old_qemu() {
     let Some(next) = other("a_disk_that_is_taken_away_leaves_the_guest") else { return };
     let lab = common::lab();
@@ -306,6 +307,7 @@ fn an_old_qemu_that_dies_takes_the_guest_with_it_or_has_handed_it_over() {
 /// The new QEMU dies when it has let the guest run: the old one's guest is of an
 /// instant that is past, and must not go on.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_new_qemu_that_dies_with_the_guest_is_a_crash() {
     let Some(next) = other("a_new_qemu_that_dies_with_the_guest") else { return };
     let lab = common::lab();

@@ -52,6 +52,7 @@ fn answers(path: &Path) -> bool {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn what_users_hold_by_path_or_port_works_after_as_before() {
     let lab = common::lab();
     let at = |name: &str| lab.path().join(name).display().to_string();
@@ -582,6 +583,7 @@ fn nameless(qmp: &mut Qmp) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn only_a_device_that_could_be_plugged_in_again_goes_along() {
     let lab = common::lab();
     let user = lab.path().join("user.qmp");

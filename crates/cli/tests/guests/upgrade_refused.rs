@@ -93,6 +93,7 @@ fn programs_that_are_no_qemu_leave_the_guest_alone() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_qemu_that_lacks_a_device_leaves_the_guest_alone() {
     let Some(next) = next_qemu() else {
         println!("SKIPPED a_qemu_that_lacks_a_device: there is no second QEMU");

@@ -120,6 +120,7 @@ fn what_was_written_over_a_checkpoint_that_died_with_all_else_is_in_the_file() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn one_that_is_frozen_into_a_store_is_thawed_with_its_disk() {
     let mut warm = Warm::new("cache=warm");
     write(&mut warm, 8);
@@ -149,6 +150,7 @@ fn writer() -> (Hosts, PathBuf) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_moves_and_its_disk_is_qemus_own_there() {
     let (mut hosts, disk) = writer();
     hosts.guest.console.ask("check 1000 1 disk").expect("check");

@@ -221,6 +221,7 @@ fn the_cache_is_switched_on_and_off_while_the_guest_runs() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn disks_of_any_kind_are_served_and_what_cannot_be_leaves_nothing() {
     let lab = common::lab();
     let (raw, qcow2) = (make_disk(&lab), lab.path().join("second.qcow2"));
