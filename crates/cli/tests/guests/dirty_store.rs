@@ -183,7 +183,6 @@ fn a_guest_lives_in_two_stores() {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn a_death_in_the_middle_leaves_nothing() {
     let lab = common::lab();
     let mut server = RedisServer::start(&[]).expect("redis");

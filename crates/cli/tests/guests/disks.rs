@@ -151,7 +151,6 @@ fn copies_in_redis_hold_what_changed_and_are_exact() {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn a_failed_checkpoint_loses_no_write() {
     let lab = common::lab();
     let guest = guest(&lab);

@@ -74,7 +74,6 @@ fn stores_that_fail_leave_the_guest_running() {
 
 /// From the pause on the guest's writes need room beside its disk.
 #[test]
-#[ignore = "long: make test-long"]
 fn a_guest_whose_disk_has_no_room_meanwhile_is_not_left_standing() {
     for (format, code) in [("raw", 0), ("qcow2", 5)] {
         let lab = common::lab();

@@ -173,7 +173,6 @@ fn removals_killed_at_each_change(lab: &Lab, place: &Place) {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn gc_and_delete_killed_at_each_change_of_a_folder() {
     let lab = common::lab();
     let place = Place::Folder(lab.path().join("pages"), lab.path().join("copy"));
@@ -310,7 +309,6 @@ fn a_disk_full_at_any_time_of_a_restore_loses_no_guest() {
 
 /// A process that cannot be looked at is not taken for a dead one.
 #[test]
-#[ignore = "long: make test-long"]
 fn who_cannot_look_at_processes_runs_no_guest_twice() {
     let looks = |call: &Call| call.text.contains("/proc/") || call.text.contains("\"stat\"");
     for line in [["upgrade", "g"], ["freeze", "g"]] {

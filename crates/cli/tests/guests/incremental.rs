@@ -52,7 +52,6 @@ fn each_costs_what_changed_and_is_exact() {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn one_whose_page_table_is_damaged_is_nothing_to_begin_with() {
     let lab = common::lab();
     let mut guest = guest(&lab, "g");

@@ -139,7 +139,6 @@ fn dewar_killed_at_every_step() {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn dewar_and_its_guardian_killed_at_every_step() {
     let mut scene = Scene::new("both");
     // Where some are tried, those that the test above leaves out.

@@ -83,7 +83,6 @@ fn a_restore_that_was_killed_gives_the_dead_guest_its_disk_back() {
 
 /// The restore dies when its guest may run: from then on that one's disk is the newest.
 #[test]
-#[ignore = "long: make test-long"]
 fn an_old_disk_does_not_come_back_for_a_newer_one() {
     let lab = common::lab();
     let (mut guest, overlay, before) = dead_guest(&lab);

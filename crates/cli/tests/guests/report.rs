@@ -22,7 +22,6 @@ fn colours(path: &Path) -> HashMap<[u8; 3], u64> {
 }
 
 #[test]
-#[ignore = "long: make test-long"]
 fn a_report_is_one_page_that_a_browser_draws() {
     let lab = common::lab();
     let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");
