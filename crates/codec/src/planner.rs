@@ -89,7 +89,7 @@ const MANY_RAW: u32 = 256;
 const OF_USE: f64 = 0.95;
 /// Threads that may feed a GPU at once.
 pub const MOST_GPU_THREADS: usize = 4;
-/// Up to so many bytes of pages are all compressed most: two cores need some 30 ms for them.
+/// Up to so many bytes of pages are all compressed most: at 1 GB/s a core, two cores need some 30 ms for them.
 pub const SMALL_JOB_BYTES: u64 = 64 << 20;
 /// Of an unmeasured sink a piece is full with so many bytes: so it is soon known.
 const FIRST_PIECE_BYTES: u64 = 512 << 10;
