@@ -143,6 +143,21 @@ fn what_would_lose_a_guest_is_refused_before_any_is_touched() {
     host.assert_all_exact("one was in the store");
 }
 
+/// Where one of those that are to be shut down is not, the command says which is, and the others run on.
+#[test]
+fn one_that_cannot_be_shut_down_runs_on_and_nothing_else_is_said() {
+    let host = KvmHost::with(Keeper::Dax, &["g1", "other1", "other2"]);
+    let hold = "flock /var/lib/dewar/guests/other2/lock sleep 100 > /dev/null 2>&1 & echo $!";
+    let holder = host.host.run(hold).done().stdout;
+    let words = format!("--now {} --others stop --fallback none", host.keeper.kernel());
+    let why = "other1 was shut down, all others run on";
+    host.host.run(&format!("dewar host-reboot {words}")).failed(1, &[why]);
+    host.host.run(&format!("kill {}", holder.trim())).done();
+    assert_eq!(host.states(), ["running", "ended", "running"]);
+    assert_eq!(host.host.run("cat /sys/kernel/kexec_loaded").done().stdout.trim(), "0");
+    ["g1", "other2"].iter().for_each(|name| host.assert_exact(name, "it was not shut down"));
+}
+
 /// A kernel that would lose what this one hands over.
 #[test]
 fn a_kernel_that_is_not_told_to_take_memory_over_is_refused() {

@@ -67,7 +67,8 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
     match undo(host, &note, reporter)?.into_iter().next() {
         None => {
             watcher.dismiss();
-            let stopped: Vec<&str> = plan.names(How::Stop).collect();
+            let stopped: Vec<&str> =
+                plan.names(How::Stop).filter(|name| !runs(host, name)).collect();
             Err(failure.state(match stopped.is_empty() {
                 true => "the host was not rebooted; all guests run on".to_owned(),
                 false => format!(
@@ -79,6 +80,12 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         // The watcher has the memory of one that does not go on, and tries again.
         Some(worse) => Err(worse.attention()),
     }
+}
+
+/// One whose state cannot be read is taken for running.
+fn runs(host: &Host, name: &str) -> bool {
+    let record = host.registry.guest(name).and_then(|folder| folder.record());
+    record.map_or(true, |record| record.process.is_alive())
 }
 
 fn note(plan: &Plan, guests: Vec<KeptGuest>) -> Note {
