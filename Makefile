@@ -48,7 +48,7 @@ setup-to-run:
 
 # Its rustc is none of make's jobs.
 guest: setup-to-run
-	@env -u MAKEFLAGS scripts/build-guest.sh
+	@env -u MAKEFLAGS -u MFLAGS scripts/build-guest.sh
 
 next-qemu: setup
 	@scripts/fetch-qemu.sh

@@ -490,6 +490,7 @@ fn weight(pid: i32) -> f64 {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn the_vcpus_of_a_guest_and_of_its_next_qemu() {
     let (_alone, lab) = alone();
     let _hogs = Hogs::start(3).expect("hogs");

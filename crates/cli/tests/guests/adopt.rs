@@ -92,6 +92,7 @@ impl Drop for ByHand {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn an_adopted_guest_moves_and_freezes() {
     let lab = common::lab();
     let ram = format!("/dev/shm/adopt-move-{}", std::process::id());

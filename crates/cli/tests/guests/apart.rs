@@ -36,6 +36,7 @@ fn guest(lab: &Lab) -> TestGuest {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn its_session_weighs_little_but_in_the_pause() {
     if !have_sessions_weights("its_session_weighs_little_but_in_the_pause") {
         return;

@@ -30,6 +30,7 @@ fn power_off(lab: &Lab, guest: &mut TestGuest) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_is_off_comes_back_off_and_can_be_ended() {
     let lab = common::lab();
     let mut guest = lab.run("g", &small(&["-no-shutdown"])).expect("guest");

@@ -92,6 +92,7 @@ fn what_is_written_last_is_in_the_copy() {
 
 /// A disk that is shared, and mounted elsewhere there.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_shared_disk_may_have_another_path_there() {
     let mut hosts = Hosts::new(&GuestSpec::default());
     hosts.guest.console.ask("check 2000 1 disk").expect("check");
@@ -168,6 +169,7 @@ fn a_link_that_stands_still_keeps_no_guest_waiting() {
 
 /// A raw disk is copied as a raw one.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_raw_disk_stays_raw() {
     let disks = vec![DiskSpec { format: "raw", ..DiskSpec::default() }];
     let mut hosts = Hosts::new(&GuestSpec { disks, ..GuestSpec::default() });

@@ -412,6 +412,7 @@ fn who_lacks_the_rights_is_told_so() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_that_cannot_be_told_of_is_named() {
     let lab = common::lab();
     lab.run("g", &GuestSpec::default()).expect("guest");

@@ -327,6 +327,7 @@ fn a_checkpoint_killed_at_any_word_about_disks_leaves_nothing_in_qemu() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_full_at_any_time_of_an_upgrade_loses_no_guest() {
     without_room(&["upgrade", "g"], None);
 }
@@ -337,6 +338,7 @@ fn a_disk_full_at_any_time_of_a_freeze_loses_no_guest() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_disk_full_at_any_time_of_a_thaw_loses_no_guest() {
     without_room(&["thaw", "g"], Some(&["freeze", "g"]));
 }

@@ -265,6 +265,7 @@ fn a_device_that_comes_in_the_middle_is_in_no_checkpoint() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_with_a_cd_moves_and_freezes() {
     let lab = common::lab();
     let medium = lab.path().join("cd.iso");
@@ -344,6 +345,7 @@ fn a_full_disk_leaves_one_qemu_of_a_guest_that_has_moved() {
 
 /// The same where QEMU dies before there is room again: the overlay is the newest still.
 #[test]
+#[ignore = "long: make test-long"]
 fn a_full_disk_loses_nothing_of_a_guest_that_dies_then() {
     let lab = common::lab();
     let small = journals_disk(&lab);

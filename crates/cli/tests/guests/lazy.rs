@@ -97,6 +97,7 @@ fn damage_anywhere_keeps_away_its_own_pages_alone() {
 
 /// What the guest wrote last before its checkpoint is there before the rest.
 #[test]
+#[ignore = "long: make test-long"]
 fn the_hottest_pages_come_first() {
     let lab = common::lab();
     let server = RedisServer::start(&[]).expect("redis");

@@ -221,6 +221,7 @@ fn say(stream: &mut TcpStream, word: &str) {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn connections_over_a_tap_stay_open() {
     let network = match Network::new() {
         Ok(network) => network,
