@@ -294,6 +294,7 @@ impl Allowance {
 mod tests {
     use super::*;
     use dewar_beat::End;
+    use proptest::prelude::*;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
 
@@ -451,6 +452,26 @@ mod tests {
             drop((socket, listener));
             heartbeats.read();
             assert!(!heartbeats.is_connected());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(number: u64, micros in 0..u64::MAX / 1000, kind in 0..3) {
+            let time = Duration::from_micros(micros);
+            let end = match kind {
+                0 => End::Met(time),
+                1 => End::Missed(Some(time)),
+                _ => End::Missed(None),
+            };
+            let line = Line::Job { number, end };
+            prop_assert!(line.to_string().len() < MAX_LINE);
+            prop_assert_eq!(Line::parse(line.to_string().as_bytes()), Some(line));
+        }
+
+        #[test]
+        fn no_line_makes_it_panic(bytes: Vec<u8>) {
+            let _ = Line::parse(&bytes);
         }
     }
 }
