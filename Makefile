@@ -67,7 +67,7 @@ demo: guest
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -q -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib -q
 	@if command -v cargo-deny >/dev/null; then cargo deny -L error check bans licenses sources; \
 	else echo "SKIPPED cargo deny check: cargo-deny is not installed"; fi
 
