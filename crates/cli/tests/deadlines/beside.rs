@@ -1,6 +1,7 @@
 //! Reserved guests beside others: two of them, one that lies, Dewar's own work; and what
 //! a person sees.
 
+use crate::common;
 use crate::common::deadlines::{
     FIFO, SOON, Sleeper, alone, bytes_hashed_in_a_ms, controller, hashing_guest, main_thread, qos,
     release, runtime, scheduling, status, vcpus,
@@ -140,17 +141,12 @@ fn a_person_sees_how_it_fares() {
         *watched.borrow_mut() = at_a_terminal(&lab, &["qos", "--status", "--watch"], || {
             std::thread::sleep(Duration::from_secs(4));
             let root = lab.root().display().to_string();
-            let watches = |pid: &i32| {
-                let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
-                let words = [env!("CARGO_BIN_EXE_dewar"), &root, "--watch"];
-                line.is_ok_and(|line| {
-                    line.starts_with(words[0]) && words.iter().all(|word| line.contains(word))
-                })
-            };
-            let all = std::fs::read_dir("/proc").expect("/proc").flatten();
-            let mut pids = all.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
+            let watching = common::processes(|words| {
+                words[0] == env!("CARGO_BIN_EXE_dewar")
+                    && [root.as_str(), "--watch"].iter().all(|it| words.contains(it))
+            });
             // Not by SIGINT: who starts tests in the background has it ignored by all of them.
-            kill(pids.find(watches).expect("the one that watches"), Signal::TERM);
+            kill(watching[0], Signal::TERM);
         });
         kill(controller(&lab, "p"), Signal::INT);
     });

@@ -650,14 +650,12 @@ fn run(line: &str) {
 fn relay_of(host: &Lab) -> i32 {
     let folder = &host.ram_files("c")[0];
     let wanted = format!("DEWAR_CRIU_FOLDER={}", folder.display());
-    let pids = fs::read_dir("/proc").expect("/proc").flatten();
-    let mut pids = pids.filter_map(|it| it.file_name().to_string_lossy().parse::<i32>().ok());
-    let is_it = |pid: &i32| {
-        let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        read("cmdline").starts_with(b"criu-relay")
-            && String::from_utf8_lossy(&read("environ")).split('\0').any(|it| it == wanted)
+    let is_its = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).split('\0').any(|it| it == wanted)
     };
-    pids.find(is_it).expect("a relay")
+    let relays = common::processes(|words| words[0].starts_with("criu-relay"));
+    relays.into_iter().find(is_its).expect("a relay")
 }
 
 #[test]
