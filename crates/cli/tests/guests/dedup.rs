@@ -11,6 +11,7 @@ fn guest(lab: &Lab, name: &str) -> TestGuest {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn the_second_guest_costs_what_differs() {
     let lab = common::lab();
     let mut guests = [guest(&lab, "a"), guest(&lab, "b")];

@@ -287,6 +287,7 @@ fn damage_anywhere_never_reaches_a_guest() {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
     let lab = common::lab();
     let mut guest = lab.run("g", &GuestSpec::default()).expect("guest");

@@ -350,11 +350,13 @@ fn a_disk_full_at_any_time_of_a_checkpoint_loses_no_guest() {
 
 /// Also when the guest has moved, and what is its own is being given to its new QEMU.
 #[test]
+#[ignore = "long: make test-long"]
 fn an_upgrade_killed_at_any_change_loses_no_guest() {
     with_each(&["upgrade", "g"], None, (CHANGES, |_| true), Fault::Killed);
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_freeze_and_a_thaw_killed_at_any_change_lose_no_guest() {
     with_each(&["freeze", "g"], None, (CHANGES, |_| true), Fault::Killed);
     with_each(&["thaw", "g"], Some(&["freeze", "g"]), (CHANGES, |_| true), Fault::Killed);

@@ -37,6 +37,7 @@ fn memory_at_b(hosts: &Hosts) -> serde_json::Value {
 }
 
 #[test]
+#[ignore = "long: make test-long"]
 fn a_guest_runs_before_its_memory_is_there() {
     let mut hosts = hosts();
     let address = hosts.b.address();
