@@ -232,13 +232,13 @@ fn dewar_killed_at_random_times() {
 fn a_disk_tool_that_lives_on_makes_no_file_again() {
     let mut scene = Scene::new("tool");
     let before = scene.store_files();
-    // A qemu-img that is slow, and does not die with dewar.
+    // A qemu-img that is slow, and does not die with dewar, as the shell does: it has begun when it is a process of its own.
     let tools = scene.lab.path().join("tools");
     std::fs::create_dir(&tools).expect("folder");
     let [began, go, done] = ["began", "go", "done"].map(|name| tools.join(name));
     let waits = format!("while [ ! -e {} ]; do sleep 0.1; done", go.display());
     let script = format!(
-        "#!/bin/sh\nPATH=${{PATH#*:}}\nexec 3<&0\n: >{}\n({waits}; qemu-img \"$@\" <&3; : >{}) &\nwait\n",
+        "#!/bin/sh\nPATH=${{PATH#*:}}\nexec 3<&0\n(: >{}; {waits}; qemu-img \"$@\" <&3; : >{}) &\nwait\n",
         began.display(),
         done.display()
     );
