@@ -149,10 +149,18 @@ fn lost_tracking_is_noticed() {
     let told = assert_exact(&lab, &mut guest, "tracked again");
     assert_eq!(told["tracked"], true, "{told}");
     guest.console.ask("verify").expect("consistent");
+}
 
-    // Another process, restored: compared with the image that it came from.
+/// Another process, restored: it is compared with the image that it came from.
+#[test]
+#[ignore = "long: make test-long"]
+fn one_that_was_restored_is_compared() {
+    let lab = common::lab();
+    let mut guest = guest(&lab, "g");
+    guest.console.ask("check 12000 2 disk").expect("check");
+    let first = assert_exact(&lab, &mut guest, "first");
     lab.crash("g");
-    lab.restore(&mut guest, &[&id(&told)]).expect("restore");
+    lab.restore(&mut guest, &[&id(&first)]).expect("restore");
     lab.wait_for_memory("g");
     let told = assert_exact(&lab, &mut guest, "restored");
     assert_eq!(told["tracked"], false, "{told}");
