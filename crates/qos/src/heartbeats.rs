@@ -455,6 +455,7 @@ mod tests {
         }
     }
 
+    // Not in the crate that has the lines: what it needs for tests is built for the test guests too.
     proptest! {
         #[test]
         fn what_is_written_is_read(number: u64, micros in 0..u64::MAX / 1000, kind in 0..3) {
