@@ -68,8 +68,9 @@ if [ -z "$lane" ]; then
     # By name, and of the whole workspace: cargo would build all of it again for some crates alone.
     libraries=()
     for file in crates/*/tests/*.rs; do libraries+=(--test "$(basename "$file" .rs)"); done
+    tests_beside 1 --doc
     tests libraries 4 --lib --bins "${libraries[@]}"
-    tests examples 2 --doc
+    joined examples
 fi
 tests deadlines 2 --test deadlines
 if [ -z "$lane" ]; then tests_beside 2 --test images; fi

@@ -210,7 +210,7 @@ fn fuzz_page_tables() {
         bytes.resize(PAGE_BYTES, 0);
         let pages = 1 + u64::from(bytes[0]) * 1000;
         let mut reads = 0;
-        let _ = table::read(Entry(1), pages, |nodes| {
+        let _ = table::read(Entry(1), pages, &mut |nodes| {
             reads += nodes.len() as u64;
             Ok(vec![bytes.clone(); nodes.len()])
         });

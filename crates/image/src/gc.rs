@@ -63,7 +63,7 @@ pub struct Collected {
 pub fn collect(
     store: &Store,
     dry_run: bool,
-    mut progress: impl FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Collected, ImageError> {
     let _one_at_a_time = store.lock_deletions()?;
     if !dry_run {
@@ -73,7 +73,7 @@ pub fn collect(
     let disks = store.backend().list(DISKS)?;
     let leased = lease::named_by_the_living(store.backend())?;
     let swept = lease::named(store.backend())?;
-    let needed = Needed::of(store, &mut progress)?;
+    let needed = Needed::of(store, progress)?;
     let mut collected = Collected::default();
     let images = needed.images;
     let steps = images + existing.len() as u64 + disks.len() as u64;
@@ -201,7 +201,7 @@ struct Needed {
 }
 
 impl Needed {
-    fn of(store: &Store, progress: &mut impl FnMut(u64, u64)) -> Result<Self, ImageError> {
+    fn of(store: &Store, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ImageError> {
         let mut needed = Self::default();
         let ids = store.ids()?;
         // Images share nodes: each is read once, so that a chain takes no longer than its
@@ -220,7 +220,7 @@ impl Needed {
             needed.disks.extend(record.disks.iter().flat_map(|disk| store.disk_objects(disk)));
             needed.sources.extend(record.keyed.values().cloned());
             let mut unknown = None;
-            image.visit_entries(&mut seen, |level| needed.add(level, &mut unknown))?;
+            image.visit_entries(&mut seen, &mut |level| needed.add(level, &mut unknown))?;
             let blobs = [&record.device_state, &record.hot_pages].into_iter();
             let blobs = blobs.chain(record.print_lists());
             blobs.for_each(|blob| needed.add(&blob.entries, &mut unknown));

@@ -124,7 +124,7 @@ impl ImageReader {
         }
         self.refuse_too_large()?;
         let memory = &self.record.memory;
-        table::read(memory.root, memory.pages, |nodes| self.nodes(nodes))
+        table::read(memory.root, memory.pages, &mut |nodes| self.nodes(nodes))
     }
 
     fn too_large(&self, what: String) -> ImageError {
@@ -152,11 +152,11 @@ impl ImageReader {
     pub(crate) fn visit_entries(
         &self,
         seen: &mut FxHashSet<(u32, Entry)>,
-        visit: impl FnMut(&[Entry]),
+        visit: &mut dyn FnMut(&[Entry]),
     ) -> Result<(), ImageError> {
         self.refuse_too_large()?;
         let memory = &self.record.memory;
-        table::visit(memory.root, memory.pages, seen, |nodes| self.nodes(nodes), visit)
+        table::visit(memory.root, memory.pages, seen, &mut |nodes| self.nodes(nodes), visit)
     }
 
     /// The nodes that the entries lead to; many are read by several threads.

@@ -60,12 +60,18 @@ pub(crate) struct Built {
     pub reused: Vec<Entry>,
 }
 
+/// Stores nodes, and returns the entry of each.
+type PutNodes<'a> = dyn FnMut(&[Vec<u8>]) -> Result<Vec<Entry>, ImageError> + 'a;
+
+/// Fetches the nodes that these entries name.
+type GetNodes<'a> = dyn FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError> + 'a;
+
 /// Builds the table over `entries`: `put` stores new nodes of a level and
 /// returns the entry of each. Nodes that `parent` holds already are shared.
 pub(crate) fn build(
     entries: Vec<Entry>,
     parent: Option<&Table>,
-    mut put: impl FnMut(&[Vec<u8>]) -> Result<Vec<Entry>, ImageError>,
+    put: &mut PutNodes<'_>,
 ) -> Result<Built, ImageError> {
     let mut below = entries;
     let mut reused = Vec::new();
@@ -109,11 +115,7 @@ fn node(entries: &[Entry]) -> Vec<u8> {
 }
 
 /// Reads the table of `pages` pages under `root`. `get` fetches nodes.
-pub(crate) fn read(
-    root: Entry,
-    pages: u64,
-    mut get: impl FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError>,
-) -> Result<Table, ImageError> {
+pub(crate) fn read(root: Entry, pages: u64, get: &mut GetNodes<'_>) -> Result<Table, ImageError> {
     let mut levels = Vec::new();
     let mut level = vec![root];
     for height in (0..levels_for(pages)).rev() {
@@ -153,8 +155,8 @@ pub(crate) fn visit(
     root: Entry,
     pages: u64,
     seen: &mut FxHashSet<(u32, Entry)>,
-    mut get: impl FnMut(&[Entry]) -> Result<Vec<Vec<u8>>, ImageError>,
-    mut visit: impl FnMut(&[Entry]),
+    get: &mut GetNodes<'_>,
+    visit: &mut dyn FnMut(&[Entry]),
 ) -> Result<(), ImageError> {
     let mut level = vec![root];
     visit(&level);
@@ -189,7 +191,7 @@ mod tests {
 
     fn round_trip(entries: &[Entry]) -> (Vec<Entry>, usize) {
         let mut nodes: Vec<Vec<u8>> = Vec::new();
-        let built = build(entries.to_vec(), None, |level| {
+        let built = build(entries.to_vec(), None, &mut |level| {
             let first = nodes.len();
             nodes.extend_from_slice(level);
             let address = |n: usize| PageAddress { segment: n as u64, frame: 7, index: 3 };
@@ -201,7 +203,7 @@ mod tests {
             nodes[at.segment as usize].clone()
         };
         let back =
-            read(built.root, entries.len() as u64, |some| Ok(some.iter().map(node).collect()));
+            read(built.root, entries.len() as u64, &mut |some| Ok(some.iter().map(node).collect()));
         (back.expect("read").entries().to_vec(), nodes.len())
     }
 
@@ -236,9 +238,9 @@ mod tests {
         let count = nodes.len();
         let node =
             |entry: &Entry| nodes[entry.packed_at().expect("packed").segment as usize].clone();
-        let get = |some: &[Entry]| Ok(some.iter().map(node).collect());
-        let table = read(first.root, entries.len() as u64, get).expect("read");
-        let same = build(entries.clone(), Some(&table), |new| {
+        let mut get = |some: &[Entry]| Ok(some.iter().map(node).collect());
+        let table = read(first.root, entries.len() as u64, &mut get).expect("read");
+        let same = build(entries.clone(), Some(&table), &mut |new| {
             assert_eq!(new.len(), 0);
             Ok(Vec::new())
         });
@@ -247,7 +249,7 @@ mod tests {
         let mut changed = entries.clone();
         changed[280_000] = Entry::ZERO;
         let mut new = 0;
-        let built = build(changed, Some(&table), |level| {
+        let built = build(changed, Some(&table), &mut |level| {
             new += level.len();
             Ok(level.iter().map(|_| address(1 << 30)).collect())
         });
@@ -264,34 +266,34 @@ mod tests {
         let mut parent = None;
         for changed in [0, 280_000] {
             entries[changed] = address(400_000 + changed as u64);
-            let put = |level: &[Vec<u8>]| {
+            let mut put = |level: &[Vec<u8>]| {
                 let first = nodes.len() as u64;
                 nodes.extend_from_slice(level);
                 Ok((first..nodes.len() as u64).map(address).collect())
             };
-            let root = build(entries.clone(), parent.as_ref(), put).expect("build").root;
-            let get = |some: &[Entry]| {
+            let root = build(entries.clone(), parent.as_ref(), &mut put).expect("build").root;
+            let mut get = |some: &[Entry]| {
                 Ok(some
                     .iter()
                     .map(|it| nodes[it.packed_at().expect("at").segment as usize].clone())
                     .collect())
             };
-            parent = Some(read(root, entries.len() as u64, get).expect("read"));
+            parent = Some(read(root, entries.len() as u64, &mut get).expect("read"));
             roots.push(root);
         }
         let mut seen = FxHashSet::default();
         let mut report = Vec::new();
         for root in roots {
             let (mut read, mut all) = (0, HashSet::new());
-            let get = |some: &[Entry]| {
+            let mut get = |some: &[Entry]| {
                 read += some.len();
                 Ok(some
                     .iter()
                     .map(|it| nodes[it.packed_at().expect("at").segment as usize].clone())
                     .collect())
             };
-            let note = |level: &[Entry]| all.extend(level.iter().copied());
-            visit(root, entries.len() as u64, &mut seen, get, note).expect("visit");
+            let mut note = |level: &[Entry]| all.extend(level.iter().copied());
+            visit(root, entries.len() as u64, &mut seen, &mut get, &mut note).expect("visit");
             report.push((read, all));
         }
         assert_eq!(report[1].0, 3, "one node a level");
@@ -308,6 +310,6 @@ mod tests {
     #[test]
     fn a_node_that_reaches_past_the_ram_is_refused() {
         let full = [1u8; PAGE_BYTES];
-        assert!(read(Entry(1), 5, |_| Ok(vec![full.to_vec()])).is_err());
+        assert!(read(Entry(1), 5, &mut |_| Ok(vec![full.to_vec()])).is_err());
     }
 }

@@ -28,7 +28,7 @@ const KEYED_BATCH: usize = 512;
 pub fn verify(
     store: &Store,
     id: &ImageId,
-    mut progress: impl FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Verified, ImageError> {
     let image = store.open_image(id)?;
     let record = image.record();

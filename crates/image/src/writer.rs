@@ -237,7 +237,7 @@ impl<'s> ImageWriter<'s> {
         counts.zero -= counts.hole;
         let mut sink = self.sink()?;
         let table = self.parent.as_ref().map(|(_, table)| table);
-        let built = table::build(entries, table, |nodes| sink.put_unnumbered(nodes))?;
+        let built = table::build(entries, table, &mut |nodes| sink.put_unnumbered(nodes))?;
         sink.finish()?;
         self.lock().inherit(&built.reused);
         if let Some(prints) = prints {

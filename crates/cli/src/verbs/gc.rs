@@ -18,7 +18,7 @@ pub fn run(context: &Context, args: GcArgs) -> Result<(), Failure> {
         store.sweep_only_here()?;
     }
     let progress = Progress::new("looking what checkpoints need");
-    let collected = dewar_image::collect(&store, args.dry_run, |done, of| {
+    let collected = dewar_image::collect(&store, args.dry_run, &mut |done, of| {
         progress.progress(done, of);
         progress.reached(&format!("gc-{done}"));
     })?;

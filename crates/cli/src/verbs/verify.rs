@@ -9,7 +9,7 @@ pub fn run(context: &Context, args: ReferenceArgs) -> Result<(), Failure> {
     let store = context.open_store(args.store.store.as_deref())?;
     let id = store.find(&args.reference)?;
     let progress = Progress::new("verifying");
-    let read = dewar_image::verify(&store, &id, |done, of| progress.progress(done, of))?;
+    let read = dewar_image::verify(&store, &id, &mut |done, of| progress.progress(done, of))?;
     drop(progress);
     let mut text = format!(
         "{id} is whole: {} pages in {} frames and {} segments, {} disks",

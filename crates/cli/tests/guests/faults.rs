@@ -132,7 +132,7 @@ fn killed_at_each_change(lab: &Lab, place: &Place, line: &[&str], others: &[Stri
     let changes: Vec<&Call> = calls.iter().filter(|call| is_change(call)).collect();
     println!("{line:?} in {url}: {} changes", changes.len());
     assert!(changes.len() > 5, "{calls:?}");
-    for call in sample(&format!("changes of {line:?}"), changes, 6) {
+    for call in sample(&format!("changes of {line:?}"), changes, 5) {
         place.reset();
         let (output, spared) = with_fault(&command, CHANGES, call, Fault::Killed).expect("strace");
         let after = format!("after {line:?} killed at {}", call.text);

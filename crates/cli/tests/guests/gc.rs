@@ -38,7 +38,7 @@ fn open(folder: &Path) -> Store {
 
 fn verify_all(store: &Store, images: &[ImageId], when: &str) {
     for image in images {
-        dewar_image::verify(store, image, |_, _| {})
+        dewar_image::verify(store, image, &mut |_, _| {})
             .unwrap_or_else(|error| panic!("{image} {when}: {error}"));
     }
 }

@@ -144,7 +144,7 @@ fn dewar_and_its_guardian_killed_at_every_step() {
     // Where some are tried, those that the test above leaves out.
     let mut all = UNCOMMITTED.to_vec();
     all.rotate_left(1);
-    for step in sample("steps of a checkpoint, and its guardian", all, 8) {
+    for step in sample("steps of a checkpoint, and its guardian", all, 5) {
         let before = scene.store_files();
         let held = HeldCheckpoint::at(&scene.lab, "both", step);
         let guardian = held.guardian().expect("a guardian");

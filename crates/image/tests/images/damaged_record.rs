@@ -43,7 +43,7 @@ fn nothing_but_itself_is_removed() {
     let (first, second) = (write_image(&store).id, write_image(&store).id);
     damage(&store, &second);
     let before = files(folder.path());
-    collect(&store, false, |_, _| {}).expect_err("a damaged record");
+    collect(&store, false, &mut |_, _| {}).expect_err("a damaged record");
     store.delete(&first).expect_err("a damaged record");
     assert_eq!(files(folder.path()), before);
 
@@ -51,10 +51,10 @@ fn nothing_but_itself_is_removed() {
     let mine = store.folder().expect("a folder").join("disks/mine.qcow2");
     fs::write(&mine, "mine").expect("write");
     assert_eq!(store.delete(&second).expect("delete"), Deleted::Record);
-    let collected = collect(&store, false, |_, _| {}).expect("collect");
+    let collected = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert!(collected.segments_removed > 0 && collected.disks_removed == 1, "{collected:?}");
     read_back(&store, &first).expect("the other");
-    verify(&store, &first, |_, _| {}).expect("its disk, too");
+    verify(&store, &first, &mut |_, _| {}).expect("its disk, too");
     assert_eq!(store.delete(&first).expect("delete"), Deleted::Whole);
     let left = files(&store.folder().expect("a folder").join("disks"));
     assert_eq!(left.keys().collect::<Vec<_>>(), [&mine]);
@@ -72,7 +72,7 @@ fn one_that_claims_too_much_memory_is_refused() {
     forge(&store, &id, 1 << 40);
     let too_large = |error| matches!(error, ImageError::TooLarge { .. });
     assert!(too_large(read_back(&store, &id).expect_err("more than fits")));
-    assert!(too_large(verify(&store, &id, |_, _| {}).expect_err("more than fits")));
+    assert!(too_large(verify(&store, &id, &mut |_, _| {}).expect_err("more than fits")));
     assert_eq!(store.delete(&id).expect("delete"), Deleted::Whole);
 }
 
@@ -87,7 +87,7 @@ fn a_whole_record_of_another_store_is_not_deleted() {
     let before = files(folder.path());
     let error = store.delete(&foreign).expect_err("not this store's");
     assert!(matches!(error, ImageError::Damaged { .. }), "{error}");
-    collect(&store, false, |_, _| {}).expect_err("not known what it needs");
+    collect(&store, false, &mut |_, _| {}).expect_err("not known what it needs");
     assert_eq!(files(folder.path()), before);
 }
 

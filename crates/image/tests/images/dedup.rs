@@ -29,7 +29,7 @@ fn write(store: &Store, dedup: Dedup, threads: u64, of: impl Fn(u64) -> Vec<u8> 
 }
 
 fn assert_reads_back(store: &Store, id: &ImageId, of: impl Fn(u64) -> Vec<u8>) {
-    verify(store, id, |_, _| {}).expect("verify");
+    verify(store, id, &mut |_, _| {}).expect("verify");
     let image = store.open_image(id).expect("open");
     let mut cache = FrameCache::new().expect("cache");
     for (page, entry) in image.entries().expect("entries").into_iter().enumerate() {
@@ -57,7 +57,7 @@ fn within_an_image_copies_are_found_and_compared() {
         assert!(bytes(&store) < whole / 2, "{} of {whole}", bytes(&store));
         assert!(record.fingerprints.is_none());
         assert_reads_back(&store, &record.id, repeated);
-        collect(&store, false, |_, _| {}).expect("gc");
+        collect(&store, false, &mut |_, _| {}).expect("gc");
         assert_reads_back(&store, &record.id, repeated);
         store.delete(&record.id).expect("delete");
     }
@@ -88,7 +88,7 @@ fn across_a_store_an_image_outlives_the_one_it_shares_with() {
     assert!(apart.inherited_segments.is_empty());
     store.delete(&first.id).expect("delete");
     assert_reads_back(&store, &other.id, second);
-    collect(&store, false, |_, _| {}).expect("gc");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
     assert_reads_back(&store, &other.id, second);
     assert_reads_back(&store, &apart.id, repeated);
     store.delete(&other.id).expect("delete");
@@ -159,13 +159,13 @@ fn what_an_image_knows_of_its_pages_is_right_and_helps_no_other() {
         let entries = image.entries().expect("entries");
         entries.into_iter().filter(|entry| known.knows(*entry)).count()
     };
-    collect(&store, false, |_, _| {}).expect("gc");
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
     assert_eq!(known(&second.id), 3000);
     // What the first knew goes with it.
     store.delete(&first.id).expect("delete");
-    collect(&store, false, |_, _| {}).expect("gc");
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
     assert_eq!(known(&second.id), 100);
 }
 
@@ -202,11 +202,11 @@ fn an_image_finds_what_those_below_it_stored() {
         assert_eq!((counts.shared, counts.inherited), (PAGES, 0));
         // It stands alone, and a third finds what the first had stored, but only by the first.
         store.delete(&first.id).expect("delete");
-        collect(&store, false, |_, _| {}).expect("gc");
+        collect(&store, false, &mut |_, _| {}).expect("gc");
         assert_reads_back(&store, &second.id, moved(1000));
         let third = write_on_top(&store, dedup, &second.id, moved(2000));
         store.delete(&second.id).expect("delete");
-        collect(&store, false, |_, _| {}).expect("gc");
+        collect(&store, false, &mut |_, _| {}).expect("gc");
         assert_reads_back(&store, &third.id, moved(2000));
     }
 }
@@ -226,7 +226,7 @@ fn what_an_image_does_not_need_itself_is_not_found() {
             sink.finish().expect("finish");
         }
         let first = commit(writer, None);
-        assert!(collect(&store, false, |_, _| {}).expect("gc").segments_compacted > 0);
+        assert!(collect(&store, false, &mut |_, _| {}).expect("gc").segments_compacted > 0);
         let second = write_on_top(&store, dedup, &first.id, |page| content(page, 5));
         assert_reads_back(&store, &second.id, |page| content(page, 5));
         assert_reads_back(&store, &first.id, |page| content(page, 6));

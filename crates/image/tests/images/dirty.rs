@@ -88,7 +88,7 @@ fn lives(store: &Store, url: &str) {
     let first = write_split(store, url).expect("write");
     assert_eq!(first.memory.counts.keyed, 500);
     assert_eq!(first.keyed.len(), 1);
-    assert_eq!(verify(store, &first.id, |_, _| {}).expect("verify").keyed, 500);
+    assert_eq!(verify(store, &first.id, &mut |_, _| {}).expect("verify").keyed, 500);
     read_back(store, &first.id).expect("read back");
 
     // An image on top of it shares most, and replaces one page of each kind.
@@ -112,8 +112,8 @@ fn lives(store: &Store, url: &str) {
 
     // Whichever goes first, the other one is whole.
     delete(store, &first.id);
-    collect(store, false, |_, _| {}).expect("gc");
-    verify(store, &second.id, |_, _| {}).expect("verify");
+    collect(store, false, &mut |_, _| {}).expect("gc");
+    verify(store, &second.id, &mut |_, _| {}).expect("verify");
     let image = store.open_image(&second.id).expect("open");
     let entries = image.entries().expect("entries");
     for number in [101, 200, 300, PAGES - 300, PAGES - 2, PAGES - 1] {
@@ -159,7 +159,7 @@ fn a_writer_that_gives_up_leaves_nothing() {
     put_dirty(&writer, 7, 0);
     // Somebody collects beside it, with a reason to look there.
     let other = write_split(&store, &server.url()).expect("write");
-    collect(&store, false, |_, _| {}).expect("gc");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
     assert_eq!(keys(&server), 1 + 2, "leaf nodes of the one and of the other");
     drop(writer);
     delete(&store, &other.id);
@@ -180,9 +180,10 @@ fn a_dirty_store_that_is_away_is_named() {
         assert!(told.contains(&server.url()), "{told}");
     };
     named(read_back(&store, &image.id));
-    named(verify(&store, &image.id, |_, _| {}).map(drop));
+    named(verify(&store, &image.id, &mut |_, _| {}).map(drop));
     named(store.delete(&image.id).map(drop));
-    let told = collect(&store, false, |_, _| {}).expect("gc").dirty_problem.expect("a problem");
+    let told =
+        collect(&store, false, &mut |_, _| {}).expect("gc").dirty_problem.expect("a problem");
     assert!(told.contains(&server.url()), "{told}");
     assert_eq!(store.ids().expect("ids"), std::slice::from_ref(&image.id));
     // The writer's death does not keep others from writing.
@@ -192,7 +193,7 @@ fn a_dirty_store_that_is_away_is_named() {
     crate::common::write_image(&store);
     assert_eq!(left(), 1);
     server.start_again().expect("restart");
-    collect(&store, false, |_, _| {}).expect("gc");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
     assert_eq!(left(), 0);
     read_back(&store, &image.id).expect("it kept them");
     server.ask(&["FLUSHALL"]).expect("flush");
@@ -212,7 +213,7 @@ fn a_page_in_the_wrong_place_is_refused() {
                 redis.call('HSET', KEYS[1], ARGV[2], a) return 1";
     let script = ["EVAL", swap, "1", &leaf(&image.id), "101", "102"];
     assert_eq!(server.ask(&script).expect("swap").trim(), "1");
-    let told = verify(&store, &image.id, |_, _| {}).expect_err("swapped").to_string();
+    let told = verify(&store, &image.id, &mut |_, _| {}).expect_err("swapped").to_string();
     assert!(told.contains(&format!("page {}", 5 * 512 + 102)), "{told}");
     assert!(told.contains("checksum"), "{told}");
 }
@@ -238,10 +239,10 @@ fn an_older_version_of_a_page_is_refused() {
     server.ask(&["COPY", &key, "before"]).expect("copy");
     put_dirty(&writer, 7, 2);
     let id = commit(writer, None).id;
-    verify(&store, &id, |_, _| {}).expect("verify");
+    verify(&store, &id, &mut |_, _| {}).expect("verify");
     // As a server does that lost its last seconds.
     server.ask(&["COPY", "before", &key, "REPLACE"]).expect("copy");
-    let told = verify(&store, &id, |_, _| {}).expect_err("stale").to_string();
+    let told = verify(&store, &id, &mut |_, _| {}).expect_err("stale").to_string();
     assert!(told.contains("page 7") && told.contains("another version"), "{told}");
 }
 
@@ -261,12 +262,12 @@ fn one_server_by_two_names_loses_nothing() {
     let writer = begin_split(&store, &one, None);
     put_dirty(&writer, 7, 4);
     delete(&store, &first.id);
-    assert_eq!(collect(&store, false, |_, _| {}).expect("gc").dirty_removed, 0);
-    verify(&store, &second, |_, _| {}).expect("verify");
+    assert_eq!(collect(&store, false, &mut |_, _| {}).expect("gc").dirty_removed, 0);
+    verify(&store, &second, &mut |_, _| {}).expect("verify");
     writer.put_holes(PageRange::new(0, 7));
     writer.put_holes(PageRange::new(8, PAGES));
     let third = commit(writer, None).id;
-    verify(&store, &third, |_, _| {}).expect("verify");
+    verify(&store, &third, &mut |_, _| {}).expect("verify");
     for id in [second, third] {
         delete(&store, &id);
     }

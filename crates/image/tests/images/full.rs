@@ -28,9 +28,9 @@ fn a_full_folder_is_emptied_by_delete_and_gc() {
     disk.fill().expect("fill");
     assert_eq!(store.delete(&images[0]).expect("delete"), Deleted::Whole);
     disk.fill().expect("fill");
-    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert!(freed.segments_removed > 0 && freed.bytes_freed > 0, "{freed:?}");
-    verify(&store, &images[1], |_, _| {}).expect("the other is whole");
+    verify(&store, &images[1], &mut |_, _| {}).expect("the other is whole");
     disk.fill().expect("fill");
     assert_eq!(store.delete(&images[1]).expect("delete"), Deleted::Whole);
     assert_eq!(files(&folder.join("segments")), 0);
@@ -77,8 +77,8 @@ fn a_full_server_is_emptied_by_delete_and_gc() {
     assert_eq!(store.delete(&images[0]).expect("delete"), Deleted::Whole);
     server.ask(&["del", &format!("{{dewar}}:images/{}.json", images[2])]).expect("del");
     server.ask(&["hdel", "{dewar}:index:images", &format!("{}.json", images[2])]).expect("hdel");
-    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert!(freed.segments_removed > 0, "{freed:?}");
-    verify(&store, &images[1], |_, _| {}).expect("the other is whole");
+    verify(&store, &images[1], &mut |_, _| {}).expect("the other is whole");
     assert_eq!(store.delete(&images[1]).expect("delete"), Deleted::Whole);
 }

@@ -80,14 +80,14 @@ fn a_segment_of_another_timeline_is_not_taken_for_ours() {
             (store.folder().expect("a folder").join(&name), other_folder.join(&name));
         let before = fs::read(&mine).expect("read");
         fs::copy(foreign, &mine).expect("copy");
-        let failed = verify(&store, &ours.id, |_, _| {}).expect_err("another's").to_string();
+        let failed = verify(&store, &ours.id, &mut |_, _| {}).expect_err("another's").to_string();
         assert!(failed.contains("another segment with that number"), "{failed}");
         let image = store.open_image(&ours.id).expect("open");
         image.require_segments().expect_err("another's");
         drop(image);
         fs::write(&mine, before).expect("write");
     }
-    verify(&store, &ours.id, |_, _| {}).expect("whole again");
+    verify(&store, &ours.id, &mut |_, _| {}).expect("whole again");
 
     // A record of theirs beside ours: nothing is taken for shared that is not.
     let copied = format!("images/{}.json", theirs.id);
@@ -95,7 +95,7 @@ fn a_segment_of_another_timeline_is_not_taken_for_ours() {
         .expect("copy");
     let (a, b) = (store.open_image(&ours.id).expect("a"), store.open_image(&theirs.id).expect("b"));
     diff(&a, &b).expect_err("the other's segments are not here");
-    verify(&store, &theirs.id, |_, _| {}).expect_err("the other's segments are not here");
+    verify(&store, &theirs.id, &mut |_, _| {}).expect_err("the other's segments are not here");
 }
 
 /// Fingerprints of an image whose segments are not there lead nowhere.
@@ -124,7 +124,7 @@ fn a_page_is_not_found_in_a_segment_that_is_another() {
     assert!(
         next.inherited_segments.is_empty() || ours.segments.contains(&next.inherited_segments[0])
     );
-    verify(&store, &next.id, |_, _| {}).expect("whole");
+    verify(&store, &next.id, &mut |_, _| {}).expect("whole");
     let image = store.open_image(&next.id).expect("open");
     let entries = image.entries().expect("entries");
     let mut cache = FrameCache::new().expect("cache");
@@ -155,14 +155,14 @@ fn verify_reads_every_byte_of_every_segment() {
             let mut changed = bytes.clone();
             changed[at] ^= 0x10;
             fs::write(&path, changed).expect("write");
-            let result = verify(&store, &second.id, |_, _| {});
+            let result = verify(&store, &second.id, &mut |_, _| {});
             assert!(result.is_err(), "byte {at} of {} in segment {number}", bytes.len());
         }
         fs::write(&path, bytes).expect("write");
         *if second.segments.contains(number) { &mut own } else { &mut inherited } += 1;
     }
     assert!(own > 0 && inherited > 0);
-    verify(&store, &second.id, |_, _| {}).expect("whole again");
+    verify(&store, &second.id, &mut |_, _| {}).expect("whole again");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_blob_of_one_page_many_times_is_refused() {
         record["device_state"]["bytes"] = json!(times * 4096);
     });
     let began = Instant::now();
-    let failed = verify(&store, &id, |_, _| {}).expect_err("a lie");
+    let failed = verify(&store, &id, &mut |_, _| {}).expect_err("a lie");
     // Whether it is one is not looked into; a large guest's lists may be too large, too.
     assert!(matches!(failed, ImageError::TooLarge { .. }), "{failed}");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
@@ -231,6 +231,6 @@ fn a_node_in_two_places_is_refused() {
         record["memory"]["regions"][0]["pages"] = json!(pages);
         record["memory"]["root"] = json!(entry);
     });
-    let failed = verify(&store, &liar.id, |_, _| {}).expect_err("a lie").to_string();
+    let failed = verify(&store, &liar.id, &mut |_, _| {}).expect_err("a lie").to_string();
     assert!(failed.contains("a node is in two places"), "{failed}");
 }

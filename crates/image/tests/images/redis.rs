@@ -29,7 +29,7 @@ fn large_keys(server: &RedisServer) -> usize {
 fn lives(store: &Store) {
     let first = write_image(store);
     read_back(store, &first.id).expect("read back");
-    verify(store, &first.id, |_, _| {}).expect("verify");
+    verify(store, &first.id, &mut |_, _| {}).expect("verify");
     let second = write_child(store, &first.id).expect("child");
     assert!(store.record(&second).expect("record").summary.inherited_bytes > 0);
     assert_eq!(store.ids().expect("ids").len(), 2);
@@ -43,12 +43,12 @@ fn lives(store: &Store) {
         assert_eq!(found.expect("not zeros"), expected);
     }
     // A segment of which one frame is needed is made small under our eyes.
-    let freed = collect(store, false, |_, _| {}).expect("gc");
+    let freed = collect(store, false, &mut |_, _| {}).expect("gc");
     let again = image.page(PageNumber(101), entries[101], &mut cache).expect("page");
     assert_eq!(again.expect("not zeros"), content(101, 0));
     assert!(matches!(store.delete(&second), Err(ImageError::InUse { .. })), "{freed:?}");
     drop(image);
-    verify(store, &second, |_, _| {}).expect("verify");
+    verify(store, &second, &mut |_, _| {}).expect("verify");
     store.delete(&second).expect("delete");
     assert_eq!(store.ids().expect("ids"), []);
 }
@@ -122,7 +122,7 @@ fn a_node_that_comes_back_is_waited_for() {
     cluster.wait_whole();
     for image in [first, second] {
         read_back(&store, &image.id).expect("read back");
-        verify(&store, &image.id, |_, _| {}).expect("verify");
+        verify(&store, &image.id, &mut |_, _| {}).expect("verify");
     }
 }
 
@@ -236,7 +236,7 @@ fn an_image_whose_segments_a_server_lost_is_not_made() {
     assert!(failed.contains("the store has lost it"), "{failed}");
     drop(parent);
     assert_eq!(store.ids().expect("ids"), std::slice::from_ref(&first.id));
-    verify(&store, &first.id, |_, _| {}).expect("verify");
+    verify(&store, &first.id, &mut |_, _| {}).expect("verify");
 }
 
 #[test]
@@ -249,15 +249,15 @@ fn a_replacement_that_was_cut_off_harms_no_image() {
         let field = format!("{number:016x}.seg");
         server.ask(&["hset", "{dewar}:index:segments", &field, "5"]).expect("hset");
     }
-    verify(&store, &first.id, |_, _| {}).expect("verify");
-    collect(&store, false, |_, _| {}).expect("gc");
+    verify(&store, &first.id, &mut |_, _| {}).expect("verify");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
     // Whose record is gone from the index or from its place is no image.
     let second = write_image(&store);
     server.ask(&["unlink", &format!("{{dewar}}:images/{}.json", first.id)]).expect("unlink");
-    collect(&store, false, |_, _| {}).expect("gc");
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
     store.delete(&second.id).expect("delete");
-    collect(&store, false, |_, _| {}).expect("gc");
+    collect(&store, false, &mut |_, _| {}).expect("gc");
     let left = server.ask(&["--scan", "--pattern", "dewar:segments/*"]).expect("scan");
     assert_eq!(left, "");
 }
@@ -310,10 +310,10 @@ fn a_segment_that_is_made_smaller_is_read_on() {
         assert_eq!(found.expect("page").expect("not zeros"), content(page, 0), "{page}");
     };
     read(101);
-    let freed = collect(&store, false, |_, _| {}).expect("gc");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("gc");
     assert!(freed.segments_compacted > 0, "{freed:?}");
     (102..300).filter(|page| page % 4 != 0).for_each(&mut read);
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn a_slow_server_is_only_slow() {
     let store = open(&way.url()).expect("store");
     let image = write_image(&store);
     read_back(&open(&server.url()).expect("store"), &image.id).expect("read back");
-    verify(&store, &image.id, |_, _| {}).expect("verify");
+    verify(&store, &image.id, &mut |_, _| {}).expect("verify");
 }
 
 #[test]

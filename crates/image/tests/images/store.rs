@@ -39,7 +39,7 @@ fn an_image_comes_back_page_by_page() {
             as u64
     );
     read_back(&store, &record.id).expect("read");
-    let verified = verify(&store, &record.id, |_, _| {}).expect("verify");
+    let verified = verify(&store, &record.id, &mut |_, _| {}).expect("verify");
     assert_eq!((verified.pages, verified.disks), (PAGES, 1));
     for name in [&record.id.0[..], "t", "g", "g:t", &record.id.0[..5]] {
         assert_eq!(store.find(name).expect("find"), record.id);
@@ -128,7 +128,7 @@ fn deleting_one_image_leaves_the_other_whole() {
     drop(reader);
     store.delete(&first.id).expect("delete");
     assert!(matches!(store.delete(&first.id), Err(ImageError::NotFound { .. })));
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
     let third = write_image(&store);
     assert!(
         third.segments.iter().all(|number| *number > *second.segments.last().expect("segments"))
@@ -153,14 +153,14 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
     // Whatever goes, the others are whole.
     store.delete(&first.id).expect("delete");
     for (id, own, others) in [(&second.id, 200, 1500), (&third.id, 201, 1500)] {
-        verify(&store, id, |_, _| {}).expect("verify");
+        verify(&store, id, &mut |_, _| {}).expect("verify");
         assert_eq!(page(id, own), content(own, 7));
         assert_eq!(page(id, others), content(others, 0));
     }
     assert_eq!(page(&second.id, 2000), content(2000, 0));
     assert_eq!(page(&third.id, 2000), content(2000, 7));
     store.delete(&third.id).expect("delete");
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
     // Damage in what it inherited is found.
     let inherited = second.inherited_segments[0];
     let segment = root(&store).join(format!("segments/{inherited:016x}.seg"));
@@ -168,7 +168,7 @@ fn an_image_on_top_of_another_shares_what_did_not_change() {
     let mut damaged = whole.clone();
     damaged.iter_mut().skip(200).step_by(4096).for_each(|byte| *byte ^= 1);
     fs::write(&segment, damaged).expect("write");
-    verify(&store, &second.id, |_, _| {}).expect_err("damaged");
+    verify(&store, &second.id, &mut |_, _| {}).expect_err("damaged");
     fs::write(&segment, whole).expect("write");
     store.delete(&second.id).expect("delete");
     let left = files(&root(&store).join("segments"));
@@ -188,7 +188,7 @@ fn collecting_frees_what_no_image_needs() {
     // Most pages anew; some stay in the first image's segments.
     let changed: Vec<u64> = (300..PAGES).collect();
     let second = write_on(&store, &first.id, &changed);
-    let whole = collect(&store, false, |_, _| {}).expect("collect");
+    let whole = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert_eq!(whole, Collected::default(), "both images need it all");
     store.delete(&first.id).expect("delete");
     let before = segment_bytes(&store);
@@ -198,7 +198,7 @@ fn collecting_frees_what_no_image_needs() {
     fs::copy(files(&root(&store).join("segments")).remove(0), &stray).expect("copy");
     let part = root(&store).join("segments/0000000000000001.seg.9.part");
     fs::write(&part, "half").expect("write");
-    let told = collect(&store, true, |_, _| {}).expect("dry run");
+    let told = collect(&store, true, &mut |_, _| {}).expect("dry run");
     assert_eq!((told.segments_removed, told.segments_compacted > 0), (1, true));
     assert!(stray.exists() && part.exists(), "a dry run removes nothing");
 
@@ -219,7 +219,7 @@ fn collecting_frees_what_no_image_needs() {
     while count() == count_before {
         std::thread::yield_now();
     }
-    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert_eq!(freed.segments_removed, 1);
     assert!(freed.segments_compacted > 0 && freed.bytes_freed > before / 10, "{freed:?}");
     assert!(!stray.exists() && !part.exists());
@@ -233,7 +233,7 @@ fn collecting_frees_what_no_image_needs() {
         _ => content(page, 7),
     };
     for image in [&second, &third] {
-        verify(&store, &image.id, |_, _| {}).expect("verify");
+        verify(&store, &image.id, &mut |_, _| {}).expect("verify");
         let reader = store.open_image(&image.id).expect("open");
         for (page, entry) in reader.entries().expect("entries").into_iter().enumerate() {
             let number = PageNumber(page as u64);
@@ -245,7 +245,7 @@ fn collecting_frees_what_no_image_needs() {
     reader
         .page(PageNumber(200), entries[200], &mut FrameCache::new().expect("cache"))
         .expect("page");
-    let again = collect(&store, false, |_, _| {}).expect("collect");
+    let again = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert_eq!(again, Collected::default());
     let (a, b) = (reader, store.open_image(&third.id).expect("open"));
     let differing = diff(&a, &b).expect("diff");
@@ -270,15 +270,15 @@ fn what_cannot_be_compacted_is_told_and_stays() {
         bytes.iter_mut().skip(200).step_by(512).for_each(|byte| *byte ^= 1);
         fs::write(path, bytes).expect("write");
     }
-    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert!(freed.compact_problem.is_some() && freed.segments_compacted == 0, "{freed:?}");
     assert!(freed.segments_removed == 1 && !stray.exists(), "{freed:?}");
     for (path, bytes) in shared.iter().zip(&whole) {
         fs::write(path, bytes).expect("write");
     }
-    let freed = collect(&store, false, |_, _| {}).expect("collect");
+    let freed = collect(&store, false, &mut |_, _| {}).expect("collect");
     assert!(freed.compact_problem.is_none() && freed.segments_compacted > 0, "{freed:?}");
-    verify(&store, &second.id, |_, _| {}).expect("verify");
+    verify(&store, &second.id, &mut |_, _| {}).expect("verify");
 }
 
 /// Somebody died between making a lease and giving it its name.
@@ -310,7 +310,7 @@ fn collecting_removes_nothing_where_images_cannot_be_listed() {
         let as_nobody = || {
             let user = rustix::process::Uid::from_raw(nobody);
             rustix::thread::set_thread_res_uid(user, user, user).expect("setresuid");
-            collect(&store, false, |_, _| {})
+            collect(&store, false, &mut |_, _| {})
         };
         scope.spawn(as_nobody).join().expect("thread")
     });
@@ -335,7 +335,7 @@ fn segments_of_other_images_stay_where_their_numbers_come_again() {
     sink.finish().expect("finish");
     drop(writer);
     for record in [&first, &second] {
-        verify(&store, &record.id, |_, _| {}).expect("verify");
+        verify(&store, &record.id, &mut |_, _| {}).expect("verify");
     }
     // A writer that died had been given the numbers, too.
     let names = |record: &Record| -> String {
@@ -345,7 +345,7 @@ fn segments_of_other_images_stay_where_their_numbers_come_again() {
     fs::write(&lease, names(&first) + "disks/../images/x\n").expect("write");
     store.sweep().expect("sweep");
     assert!(!lease.exists());
-    verify(&store, &first.id, |_, _| {}).expect("verify");
+    verify(&store, &first.id, &mut |_, _| {}).expect("verify");
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_flipped_bit_anywhere_is_refused() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
             fs::write(&path, &bad).expect("write");
-            let error = verify(&store, &record.id, |_, _| {})
+            let error = verify(&store, &record.id, &mut |_, _| {})
                 .expect_err(&format!("byte {at} of {}", path.display()));
             assert!(
                 matches!(
@@ -381,7 +381,7 @@ fn a_flipped_bit_anywhere_is_refused() {
         for length in [0, 10, good.len() / 2, good.len() - 1] {
             fs::write(&path, &good[..length]).expect("write");
             assert!(
-                verify(&store, &record.id, |_, _| {}).is_err(),
+                verify(&store, &record.id, &mut |_, _| {}).is_err(),
                 "{} cut to {length}",
                 path.display()
             );
@@ -389,7 +389,7 @@ fn a_flipped_bit_anywhere_is_refused() {
         fs::write(&path, &good).expect("write");
     }
     assert!(flips > 1000, "{flips}");
-    verify(&store, &record.id, |_, _| {}).expect("whole again");
+    verify(&store, &record.id, &mut |_, _| {}).expect("whole again");
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn right_frames_in_wrong_places_are_refused() {
 
     // A whole segment in another's place.
     fs::copy(path(other.segments[0]), path(record.segments[0])).expect("copy");
-    assert!(verify(&store, &record.id, |_, _| {}).is_err());
+    assert!(verify(&store, &record.id, &mut |_, _| {}).is_err());
     assert!(read_back(&store, &record.id).is_err());
 
     // Two frames of the same length, exchanged: each with a right checksum.
@@ -422,7 +422,7 @@ fn right_frames_in_wrong_places_are_refused() {
     swapped[a.clone()].copy_from_slice(&good[b.clone()]);
     swapped[b].copy_from_slice(&good[a]);
     fs::write(path(record.segments[0]), &swapped).expect("write");
-    let error = verify(&store, &record.id, |_, _| {}).expect_err("swapped").to_string();
+    let error = verify(&store, &record.id, &mut |_, _| {}).expect_err("swapped").to_string();
     assert!(error.contains("page ") && error.contains("wrong place"), "{error}");
     assert!(read_back(&store, &record.id).is_err());
 
@@ -446,7 +446,7 @@ fn a_number_that_is_given_out_again_meanwhile_is_not_collected() {
     fs::write(root.join(&name), "half a segment").expect("write");
     fs::write(root.join("writers/c00000000000e.lease"), format!("{name}\n")).expect("write");
     let mut image = None;
-    collect(&store, false, |_, _| {
+    collect(&store, false, &mut |_, _| {
         image.get_or_insert_with(|| write_image(&store));
     })
     .expect("gc");

@@ -140,7 +140,7 @@ fn write_chain(root: &Path) -> Result<Record, ImageError> {
         images.push(commit(writer, 0, "chain", vec![])?);
     }
     store.delete(&images[0].id)?;
-    collect(&store, false, |_, _| {})?;
+    collect(&store, false, &mut |_, _| {})?;
     Ok(images.remove(1))
 }
 
@@ -434,7 +434,7 @@ fn copy_of(name: &str) -> tempfile::TempDir {
 /// Reads all of an image.
 fn read(store: &Store, tag: &str, content: fn(u64) -> Vec<u8>) -> Record {
     let id = store.find(tag).expect("find");
-    verify(store, &id, |_, _| {}).expect("verify");
+    verify(store, &id, &mut |_, _| {}).expect("verify");
     let image = store.open_image(&id).expect("open");
     let mut cache = FrameCache::new().expect("cache");
     for (page, entry) in image.entries().expect("entries").into_iter().enumerate() {
