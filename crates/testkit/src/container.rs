@@ -8,6 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the processes of a container may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// The repository's folder of fetched things.
 pub(crate) fn cache() -> PathBuf {
@@ -260,9 +264,29 @@ impl RunningContainer {
     /// Where it does not end.
     pub fn crash(&self) {
         let pid = self.pid();
-        let status = self.command(&["delete", "--force", &self.id]).status().expect("runtime");
-        assert!(status.success(), "{status}");
+        assert_eq!(self.delete(&self.id), Ok(()));
         wait_while_alive(pid);
+    }
+
+    /// Ends a container of this runtime, and makes the runtime forget it.
+    ///
+    /// # Errors
+    /// What the runtime says, where the container does not end in time.
+    pub fn delete(&self, id: &str) -> Result<(), String> {
+        let began = Instant::now();
+        loop {
+            let mut command = self.command(&["delete", "--force", id]);
+            let said = match command.stdin(Stdio::null()).output() {
+                Ok(output) if output.status.success() => return Ok(()),
+                Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+                Err(error) => error.to_string(),
+            };
+            // runc gives up where processes take a moment to end.
+            if began.elapsed() > ENDS_WITHIN {
+                return Err(format!("{id}: {said}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Gives its program a command and returns what follows `ok`.
@@ -276,9 +300,8 @@ impl RunningContainer {
 
 impl Drop for RunningContainer {
     fn drop(&mut self) {
-        let mut command = self.command(&["delete", "--force", &self.id]);
-        let ended = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let ended = self.delete(&self.id);
         // One that is left would run for ever.
-        assert!(ended.is_ok_and(|it| it.success()) || std::thread::panicking(), "{}", self.id);
+        assert!(ended.is_ok() || std::thread::panicking(), "{ended:?}");
     }
 }

@@ -681,7 +681,7 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     // Its standard output is a file of the host's: CRIU could not save that.
     c.dewar(&["adopt", "d", "--container", &loud, "--runtime-root", &state])
         .failed(4, &["outside.log", "outside its own mounts", "not touched"]);
-    assert!(c.container.command(&["delete", "--force", &loud]).status().expect("runc").success());
+    assert_eq!(c.container.delete(&loud), Ok(()));
     let paused = c.container.command(&["pause", &id]).status().expect("runc");
     assert!(paused.success());
     assert_eq!(c.state(), "paused");
@@ -709,7 +709,7 @@ fn what_cannot_be_saved_is_refused_before_anything_is_touched() {
     assert!(command.status().expect("runc").success());
     c.dewar(&["adopt", "d", "--container", &id, "--runtime-root", &state])
         .failed(4, &["mount it with whole ones", "not touched"]);
-    assert!(c.container.command(&["delete", "--force", &id]).status().expect("runc").success());
+    assert_eq!(c.container.delete(&id), Ok(()));
     assert!(
         Command::new("umount").arg(relative.join("rootfs")).status().expect("umount").success()
     );
