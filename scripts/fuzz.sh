@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The image reader against altered input, for longer than `make test` does.
+# The readers of images and of migrations against altered input, for longer than `make test` does.
 # usage: fuzz.sh [SECONDS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DEWAR_FUZZ_SECONDS=${1:-300}
-exec cargo test -p dewar-image fuzz -- --nocapture
+exec cargo test -p dewar-image -p dewar-migrate fuzz -- --nocapture

@@ -11,70 +11,15 @@ use crate::{Entry, SegmentId, table};
 use dewar_codec::{Codec, FrameDecoder, FrameEncoder, PageCodec};
 use dewar_store::AlignedBytes;
 use dewar_store::Folder;
+use dewar_testkit::fuzz;
 use dewar_units::PAGE_BYTES;
 use std::path::Path;
-use std::time::{Duration, Instant};
 use twox_hash::XxHash3_128;
 
 const STORE: [u8; 16] = [7; 16];
 
 fn id() -> SegmentId {
     SegmentId::from_bytes(&[9; 16])
-}
-
-/// How long each target runs: `DEWAR_FUZZ_SECONDS`, or one second.
-fn time() -> Duration {
-    let seconds = std::env::var("DEWAR_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(1))
-}
-
-struct Mutator {
-    state: u64,
-}
-
-impl Mutator {
-    fn next(&mut self, below: usize) -> usize {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        (self.state % below.max(1) as u64) as usize
-    }
-
-    fn mutate(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.next(4) {
-            let (at, length) = (self.next(bytes.len()), self.next(9) + 1);
-            match self.next(6) {
-                _ if bytes.is_empty() => bytes.push(1),
-                0 => bytes[at] ^= 1 << self.next(8),
-                1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.next(5)],
-                2 => bytes.truncate(at),
-                3 => {
-                    let end = (at + length).min(bytes.len());
-                    let piece = bytes[at..end].to_vec();
-                    let to = self.next(bytes.len());
-                    bytes.splice(to..to, piece);
-                }
-                4 => drop(bytes.drain(at..(at + length).min(bytes.len()))),
-                _ => {
-                    let end = (at + 4).min(bytes.len());
-                    bytes[at..end].fill(0xff);
-                }
-            }
-        }
-    }
-}
-
-/// Runs a target on changed copies of `seeds` until the time is up.
-fn fuzz(seeds: &[Vec<u8>], mut target: impl FnMut(Vec<u8>)) {
-    let mut mutator = Mutator { state: 0x5eed_0000_0001 };
-    let (began, mut rounds) = (Instant::now(), 0u64);
-    while began.elapsed() < time() {
-        let mut bytes = seeds[mutator.next(seeds.len())].clone();
-        mutator.mutate(&mut bytes);
-        target(bytes);
-        rounds += 1;
-    }
-    assert!(rounds > 100, "only {rounds} rounds");
 }
 
 fn pages() -> Vec<u8> {

@@ -6,6 +6,7 @@
 mod console;
 mod container;
 mod fault;
+mod fuzz;
 mod guest;
 mod heartbeat;
 mod lab;
@@ -29,6 +30,7 @@ mod warm;
 pub use console::Console;
 pub use container::{Bundle, RunningContainer, container_tools};
 pub use fault::{CHANGES, Call, Fault, NEED_ROOM, calls_of, with_fault};
+pub use fuzz::fuzz;
 pub use guest::{DiskSpec, GuestSpec, guest_files, next_qemu, qemu};
 pub use heartbeat::{Beats, Heartbeat};
 pub use lab::{Lab, Ran, TestGuest};

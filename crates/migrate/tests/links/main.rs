@@ -1,5 +1,7 @@
 //! Memory over connections: every byte arrives, or nothing is believed.
 
+mod fuzz;
+
 use dewar_capture::{PIECE, Pieces};
 use dewar_codec::{Codec, Compression, Feed, WordBase};
 use dewar_memory::{NewRam, Ram};
@@ -17,6 +19,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const SESSION: u64 = 0x5e55_1011;
 /// The pages of the guest's two regions.
@@ -325,6 +329,18 @@ fn relay(mut from: UnixStream, mut to: UnixStream, change: impl Fn(u64, &mut [u8
     }
 }
 
+/// Two connections, of which the second is relayed: ours, theirs, and what relays.
+fn relayed(
+    change: impl Fn(u64, &mut [u8]) -> usize + Send + 'static,
+) -> (Vec<UnixStream>, Vec<UnixStream>, JoinHandle<()>) {
+    let (ours, theirs) = pairs(3);
+    let [ours0, ours1, relayed_out] = <[_; 3]>::try_from(ours).expect("three");
+    let [theirs0, relayed_in, theirs1] = <[_; 3]>::try_from(theirs).expect("three");
+    // ours1 -> relayed_in | relayed_out -> theirs1
+    let relay = std::thread::spawn(move || relay(relayed_in, relayed_out, change));
+    (vec![ours0, ours1], vec![theirs0, theirs1], relay)
+}
+
 /// Moves a guest over two connections, of which the second is relayed; returns what both ends say.
 fn move_relayed(
     change: impl Fn(u64, &mut [u8]) -> usize + Send + 'static,
@@ -334,13 +350,9 @@ fn move_relayed(
         guest.write(page, &content(page, 3));
     }
     let (memory, _files) = new_memory();
-    let (ours, theirs) = pairs(3);
-    let [ours0, ours1, relayed_out] = <[_; 3]>::try_from(ours).expect("three");
-    let [theirs0, relayed_in, theirs1] = <[_; 3]>::try_from(theirs).expect("three");
-    // ours1 -> relayed_in | relayed_out -> theirs1
-    let relay = std::thread::spawn(move || relay(relayed_in, relayed_out, change));
-    let receiver = PageReceiver::start(readers(vec![theirs0, theirs1]), &memory);
-    let sender = PageSender::start(writers(vec![ours0, ours1]), Compression::Only(Codec::Lz4), -1);
+    let (ours, theirs, relay) = relayed(change);
+    let receiver = PageReceiver::start(readers(theirs), &memory);
+    let sender = PageSender::start(writers(ours), Compression::Only(Codec::Lz4), -1);
     let sent = send(&sender, &guest, &PageSet::full(PAGES))
         .and_then(|()| sender.end_epoch(1))
         .and(sender.finish());
@@ -356,6 +368,34 @@ fn what_is_relayed_unchanged_arrives() {
     let (sent, received) = move_relayed(|_, bytes| bytes.len());
     sent.expect("sent");
     assert_eq!(received.expect("received").pages, PAGES, "all of them");
+}
+
+/// Epochs follow one another at once: on one connection pages of an earlier one come when the other has those of
+/// later ones already.
+#[test]
+fn a_connection_that_lags_behind_gives_no_page_an_older_content() {
+    let guest = Guest::new();
+    let (memory, files) = new_memory();
+    let (ours, theirs, relay) = relayed(|_, bytes| {
+        std::thread::sleep(Duration::from_millis(2));
+        bytes.len()
+    });
+    let receiver = PageReceiver::start(readers(theirs), &memory);
+    let sender = PageSender::start(writers(ours), Compression::Auto, -1).with_references(PAGES);
+    for round in 0..ROUNDS {
+        let mut dirty = PageSet::new(PAGES);
+        for page in (0..PAGES).filter(|page| is_written(*page, round)) {
+            guest.write(page, &content(page, round));
+            dirty.insert(PageNumber(page));
+        }
+        send(&sender, &guest, &dirty).expect("sent");
+        sender.end_epoch(round as u32 + 1).expect("sent");
+    }
+    assert!(receiver.wait(ROUNDS as u32), "the last epoch did not arrive");
+    sender.finish().expect("sent");
+    assert_equal(&guest, &files);
+    receiver.finish().expect("received");
+    relay.join().expect("relay");
 }
 
 #[test]
