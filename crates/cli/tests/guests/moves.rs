@@ -3,6 +3,7 @@
 use crate::common::{self, HeldCheckpoint};
 use crate::migrate::{Hosts, end, words};
 use dewar_testkit::{Console, GuestSpec, Lab, Ran, rounds, wait_until};
+use std::fs::DirEntry;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -154,8 +155,9 @@ fn a_guest_moves_over_a_slow_and_far_link() {
 #[test]
 #[ignore = "long: make test-long"]
 fn a_guest_that_writes_too_fast_is_slowed_down() {
-    let mut hosts = Hosts::new(&GuestSpec::default());
-    hosts.guest.console.ask("check 6000 1 disk hard").expect("check");
+    let vcpus = 2;
+    let mut hosts = Hosts::new(&GuestSpec { vcpus, ..GuestSpec::default() });
+    hosts.guest.console.ask("check 6000 2 disk hard").expect("check");
     let link = hosts.a.program().with_file_name("dewar-link");
     // The guest writes faster than this link, on a slow host too.
     let via = format!("{} 400 0 {}", link.display(), hosts.b.via());
@@ -168,15 +170,19 @@ fn a_guest_that_writes_too_fast_is_slowed_down() {
     let qemu = Hosts::qemu_of(&hosts.a);
     let status =
         |it: &std::path::Path| std::fs::read_to_string(it.join("status")).unwrap_or_default();
-    let is_held = || {
+    let held_threads = || {
         let threads = std::fs::read_dir(format!("/proc/{qemu}/task")).expect("threads");
-        threads.flatten().any(|thread| !status(&thread.path()).contains("TracerPid:\t0\n"))
+        let is_held = |thread: &DirEntry| !status(&thread.path()).contains("TracerPid:\t0\n");
+        threads.flatten().filter(is_held).count()
     };
     // Of each hundredth of a second a third.
-    let runs = || (0..200).all(|_| (!is_held(), std::thread::sleep(Duration::from_millis(1))).0);
+    let runs =
+        || (0..200).all(|_| (held_threads() == 0, std::thread::sleep(Duration::from_millis(1))).0);
     let slowed_down = |a: &Lab| {
         let held = HeldCheckpoint::at_with(a, &words(&slow), "slowed down");
-        wait_until("it is slowed down", Duration::from_secs(10), is_held);
+        wait_until("all of its vCPUs are slowed down", Duration::from_secs(10), || {
+            held_threads() == vcpus as usize
+        });
         held
     };
     // A command that stands still, as by SIGSTOP, leaves no slow guest for long; nor one that is killed.
