@@ -1,4 +1,7 @@
 //! Devices of OpenCL.
+//!
+//! opencl3 panics where a driver does not take an object back, as one may whose device has failed. So nothing
+//! is given back after a failure: the device is used no more, and the driver ends with the command.
 
 use crate::GpuError;
 use crate::kernel::{Kernel, OPENCL_C};
@@ -16,14 +19,17 @@ use opencl3::platform::{Platform, get_platforms};
 use opencl3::program::Program;
 use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING};
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device with the kernels in it.
 pub(crate) struct OpenClDevice {
     pub(crate) name: String,
-    context: Context,
-    program: Program,
+    context: ManuallyDrop<Context>,
+    program: ManuallyDrop<Program>,
+    has_failed: AtomicBool,
 }
 
 /// The first device of each driver that is of this kind; none where there is no OpenCL.
@@ -70,26 +76,54 @@ impl OpenClDevice {
         let context = Context::from_device(device).map_err(failed("use a device"))?;
         let program = Program::create_and_build_from_source(&context, OPENCL_C, "-cl-std=CL1.2")
             .map_err(|log| GpuError::Kernels { device: name.clone(), log })?;
-        Ok(Self { name, context, program })
+        let (context, program) = (ManuallyDrop::new(context), ManuallyDrop::new(program));
+        Ok(Self { name, context, program, has_failed: AtomicBool::new(false) })
+    }
+
+    /// The error of an operation after which nothing is given back.
+    fn failed(&self, operation: &'static str) -> impl Fn(ClError) -> GpuError + '_ {
+        move |cause| {
+            self.has_failed.store(true, Ordering::Relaxed);
+            failed(operation)(cause)
+        }
     }
 
     pub(crate) fn queue(&self) -> Result<OpenClQueue<'_>, GpuError> {
         let _turn = one_at_a_time();
         let queue =
-            CommandQueue::create_default(&self.context, 0).map_err(failed("make a queue"))?;
+            CommandQueue::create_default(&self.context, 0).map_err(self.failed("make a queue"))?;
         let kernels = Kernel::ALL
             .into_iter()
             .map(|kernel| OpenClKernel::create(&self.program, kernel.name()))
             .collect::<Result<_, _>>()
-            .map_err(failed("find a kernel"))?;
+            .map_err(self.failed("find a kernel"))?;
         let (memory, pinned, events) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(OpenClQueue { device: self, queue, kernels, memory, pinned, events })
+        let objects = QueueObjects { queue, kernels, memory, pinned, events };
+        Ok(OpenClQueue { device: self, objects: ManuallyDrop::new(objects) })
+    }
+}
+
+impl Drop for OpenClDevice {
+    fn drop(&mut self) {
+        if *self.has_failed.get_mut() {
+            return;
+        }
+        // SAFETY: neither is used after this; both are dropped here alone.
+        unsafe {
+            ManuallyDrop::drop(&mut self.program);
+            ManuallyDrop::drop(&mut self.context);
+        }
     }
 }
 
 /// A queue of one.
 pub(crate) struct OpenClQueue<'d> {
     device: &'d OpenClDevice,
+    objects: ManuallyDrop<QueueObjects>,
+}
+
+/// What the driver made for it.
+struct QueueObjects {
     queue: CommandQueue,
     kernels: Vec<OpenClKernel>,
     memory: Vec<Buffer<u8>>,
@@ -112,25 +146,30 @@ impl OpenClQueue<'_> {
     fn buffer(&self, flags: u64, bytes: usize) -> Result<Buffer<u8>, GpuError> {
         // SAFETY: without CL_MEM_USE_HOST_PTR no pointer of ours is kept.
         unsafe { Buffer::create(&self.device.context, flags, bytes, null_mut()) }
-            .map_err(failed("make room"))
+            .map_err(self.device.failed("make room"))
     }
 }
 
 impl Queue for OpenClQueue<'_> {
     fn allocate(&mut self, bytes: usize) -> Result<DeviceMemory, GpuError> {
-        self.memory.push(self.buffer(CL_MEM_READ_WRITE, bytes)?);
-        Ok(DeviceMemory(self.memory.len() - 1))
+        let room = self.buffer(CL_MEM_READ_WRITE, bytes)?;
+        self.objects.memory.push(room);
+        Ok(DeviceMemory(self.objects.memory.len() - 1))
     }
 
     fn pin(&mut self, bytes: usize) -> Result<Pinned, GpuError> {
         let buffer = self.buffer(CL_MEM_ALLOC_HOST_PTR | CL_MEM_READ_WRITE, bytes)?;
         let (mut start, how) = (null_mut(), CL_MAP_READ | CL_MAP_WRITE);
+        let queue = &self.objects.queue;
         // SAFETY: the whole buffer is mapped, once, and nothing of it is in use yet; the call waits.
-        unsafe {
-            self.queue.enqueue_map_buffer(&buffer, CL_BLOCKING, how, 0, bytes, &mut start, &[])
+        let mapped = unsafe {
+            queue.enqueue_map_buffer(&buffer, CL_BLOCKING, how, 0, bytes, &mut start, &[])
+        };
+        if let Err(cause) = mapped {
+            std::mem::forget(buffer);
+            return Err(self.device.failed("map pinned memory")(cause));
         }
-        .map_err(failed("map pinned memory"))?;
-        self.pinned.push(Mapped { buffer, start });
+        self.objects.pinned.push(Mapped { buffer, start });
         // SAFETY: it is mapped until the queue is dropped, no kernel is given it, and it holds some bytes.
         Ok(unsafe { Pinned::new(start.cast(), bytes) })
     }
@@ -142,10 +181,11 @@ impl Queue for OpenClQueue<'_> {
         from: &Pinned,
         bytes: usize,
     ) -> Result<(), GpuError> {
-        let (to, from) = (&mut self.memory[to.0], &from.slice()[..bytes]);
+        let QueueObjects { queue, memory, .. } = &mut *self.objects;
+        let (to, from) = (&mut memory[to.0], &from.slice()[..bytes]);
         // SAFETY: by the caller.
-        let copy = unsafe { self.queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]) };
-        self.events.push(copy.map_err(failed("copy to the device"))?);
+        let copy = unsafe { queue.enqueue_write_buffer(to, CL_NON_BLOCKING, 0, from, &[]) };
+        self.objects.events.push(copy.map_err(self.device.failed("copy to the device"))?);
         Ok(())
     }
 
@@ -156,10 +196,11 @@ impl Queue for OpenClQueue<'_> {
         to: &mut Pinned,
         bytes: usize,
     ) -> Result<(), GpuError> {
-        let (from, to) = (&self.memory[from.0], &mut to.slice_mut()[..bytes]);
+        let (from, to) = (&self.objects.memory[from.0], &mut to.slice_mut()[..bytes]);
         // SAFETY: by the caller.
-        let copy = unsafe { self.queue.enqueue_read_buffer(from, CL_NON_BLOCKING, 0, to, &[]) };
-        self.events.push(copy.map_err(failed("copy from the device"))?);
+        let copy =
+            unsafe { self.objects.queue.enqueue_read_buffer(from, CL_NON_BLOCKING, 0, to, &[]) };
+        self.objects.events.push(copy.map_err(self.device.failed("copy from the device"))?);
         Ok(())
     }
 
@@ -171,47 +212,57 @@ impl Queue for OpenClQueue<'_> {
         groups: usize,
         items: usize,
     ) -> Result<(), GpuError> {
-        let kernel = &self.kernels[kernel as usize];
+        let kernel = &self.objects.kernels[kernel as usize];
         for (place, argument) in (0..).zip(arguments) {
             // SAFETY: by the caller; the driver copies the value.
             let set = unsafe {
                 match argument {
-                    Argument::Memory(memory) => kernel.set_arg(place, &self.memory[memory.0].get()),
+                    Argument::Memory(memory) => {
+                        kernel.set_arg(place, &self.objects.memory[memory.0].get())
+                    }
                     Argument::Number(number) => kernel.set_arg(place, number),
                 }
             };
-            set.map_err(failed("give a kernel its arguments"))?;
+            set.map_err(self.device.failed("give a kernel its arguments"))?;
         }
         let (all, together) = ([groups * items], [items]);
         // SAFETY: by the caller; one dimension is read of each.
         let run = unsafe {
             let (kernel, offset) = (kernel.get(), std::ptr::null());
             let (all, together) = (all.as_ptr(), together.as_ptr());
-            self.queue.enqueue_nd_range_kernel(kernel, 1, offset, all, together, &[])
+            self.objects.queue.enqueue_nd_range_kernel(kernel, 1, offset, all, together, &[])
         };
-        self.events.push(run.map_err(failed("run a kernel"))?);
+        self.objects.events.push(run.map_err(self.device.failed("run a kernel"))?);
         Ok(())
     }
 
     fn start(&mut self) -> Result<(), GpuError> {
-        self.queue.flush().map_err(failed("start a batch"))
+        self.objects.queue.flush().map_err(self.device.failed("start a batch"))
     }
 
     fn wait(&mut self) -> Result<(), GpuError> {
-        let events = std::mem::take(&mut self.events);
-        self.queue.finish().map_err(failed("wait for the device"))?;
-        events.iter().try_for_each(|event| event.wait()).map_err(failed("encode a batch"))
+        let QueueObjects { queue, events, .. } = &mut *self.objects;
+        queue.finish().map_err(self.device.failed("wait for the device"))?;
+        let ended = events.iter().try_for_each(|event| event.wait());
+        ended.map_err(self.device.failed("encode a batch"))?;
+        events.clear();
+        Ok(())
     }
 }
 
 impl Drop for OpenClQueue<'_> {
     fn drop(&mut self) {
-        for Mapped { buffer, start } in &self.pinned {
+        let QueueObjects { queue, pinned, .. } = &mut *self.objects;
+        for Mapped { buffer, start } in pinned {
             // SAFETY: it was mapped there, and nobody uses it after this.
-            let _ = unsafe { self.queue.enqueue_unmap_mem_object(buffer.get(), *start, &[]) };
+            let unmapped = unsafe { queue.enqueue_unmap_mem_object(buffer.get(), *start, &[]) };
+            let _ = unmapped.map_err(self.device.failed("unmap pinned memory"));
         }
-        let _ = self.queue.finish();
+        let _ = queue.finish().map_err(self.device.failed("end a queue"));
         let _turn = one_at_a_time();
-        self.kernels.clear();
+        if !self.device.has_failed.load(Ordering::Relaxed) {
+            // SAFETY: they are not used after this, and dropped here alone.
+            unsafe { ManuallyDrop::drop(&mut self.objects) }
+        }
     }
 }
