@@ -36,7 +36,7 @@ help:
 	@echo "make bench-qos         measure deadlines met and CPU reserved, in a guest and as a process"
 	@echo "make install           put dewar, dewar-beat, man pages, completions and units into /usr/local"
 	@echo "make lint              formatting, clippy and rustdoc, as 'make test' does first"
-	@echo "make fuzz              fuzz the readers of images and of migrations for longer than the tests do"
+	@echo "make fuzz              fuzz the readers of images, migrations and CRIU's files for longer than the tests do"
 	@echo "make clean             remove what was built"
 
 setup:

@@ -5,8 +5,10 @@
 //! has nothing but the pages of these runs, one after the other.
 
 use crate::error::OciError;
+use dewar_units::PAGE_BYTES;
 use prost::Message;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The two numbers before the messages.
@@ -44,6 +46,16 @@ impl Run {
     /// How many pages.
     pub fn pages(&self) -> u64 {
         self.nr_pages.unwrap_or(u64::from(self.compat_pages))
+    }
+
+    /// The addresses of its bytes.
+    pub fn addresses(&self) -> Range<u64> {
+        self.address..self.address + self.pages() * PAGE_BYTES as u64
+    }
+
+    /// Where they end; `None` where that is no address.
+    fn end(&self) -> Option<u64> {
+        self.address.checked_add(self.pages().checked_mul(PAGE_BYTES as u64)?)
     }
 
     /// Where they are: one of [`PARENT`], [`LAZY`], [`PRESENT`], or several.
@@ -116,6 +128,11 @@ impl Pagemap {
         let run =
             |message: &&[u8]| Run::decode(*message).map_err(|error| damaged(&error.to_string()));
         let runs = runs.iter().map(run).collect::<Result<Vec<_>, _>>()?;
+        let mut bytes = 0u64;
+        for run in &runs {
+            let sum = run.end().and_then(|end| bytes.checked_add(end - run.address));
+            bytes = sum.ok_or_else(|| damaged("a run of pages has no end"))?;
+        }
         Ok(Self { path, magic: *magic, pages_id: head.pages_id, runs })
     }
 
@@ -182,6 +199,34 @@ mod tests {
             |cut: usize| Pagemap::parse(map.path.clone(), &bytes[..cut]).map(|it| it.runs.len());
         let parsed: Vec<usize> = (0..bytes.len()).filter_map(|cut| whole(cut).ok()).collect();
         assert_eq!(parsed, [0, 1]);
+    }
+
+    #[test]
+    fn runs_without_an_end_are_refused() {
+        let parsed = |runs: Vec<Run>| {
+            let path = PathBuf::from("pagemap-1.img");
+            let map = Pagemap { path: path.clone(), magic: [0; MAGIC_BYTES], pages_id: 1, runs };
+            Pagemap::parse(path, &map.to_bytes()).map(|map| map.pages())
+        };
+        let many = |pages: u64| Run { nr_pages: Some(pages), ..run(0, 0, PRESENT) };
+        assert_eq!(parsed(vec![many(1 << 51)]).expect("they end"), 1 << 51);
+        parsed(vec![many(1 << 52)]).expect_err("more than there are addresses");
+        parsed(vec![run(u64::MAX - 4095, 1, LAZY)]).expect_err("its end is no number");
+        parsed(vec![many(1 << 51), many(1 << 51)]).expect_err("together they are too many");
+    }
+
+    #[test]
+    fn fuzz_pagemaps() {
+        let path = PathBuf::from("pagemap-17.img");
+        let runs = vec![run(0x40_0000, 5, PRESENT), run(0x7f00_0000_0000, 70_000, LAZY)];
+        let map = Pagemap { path: path.clone(), magic: [0; MAGIC_BYTES], pages_id: 3, runs };
+        dewar_testkit::fuzz(&[map.to_bytes()], |bytes| {
+            if let Ok(map) = Pagemap::parse(path.clone(), &bytes) {
+                let ranges = map.runs.iter().map(|run| run.addresses());
+                let bytes: u64 = ranges.map(|range| range.end - range.start).sum();
+                assert_eq!(bytes, map.pages() * PAGE_BYTES as u64, "{map:?}");
+            }
+        });
     }
 
     #[test]

@@ -210,7 +210,7 @@ impl PreCopy {
 /// The addresses that CRIU left out.
 fn lazy_runs(map: &Pagemap) -> impl Iterator<Item = Range<u64>> + '_ {
     let left_out = map.runs.iter().filter(|run| run.flags() & PRESENT == 0);
-    left_out.map(|run| run.address..run.address + run.pages() * PAGE_BYTES as u64)
+    left_out.map(|run| run.addresses())
 }
 
 impl Tracking {

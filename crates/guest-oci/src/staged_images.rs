@@ -84,8 +84,8 @@ pub(crate) fn assemble<'s>(
         let file = File::create_new(&new).map_err(OciError::io("create", &new))?;
         let (mut taken, mut put) = (0, 0);
         for run in &map.runs {
-            let bytes = run.pages() * PAGE_BYTES as u64;
-            let range = run.address..run.address + bytes;
+            let range = run.addresses();
+            let bytes = range.end - range.start;
             if run.flags() & PRESENT != 0 {
                 copy_present((&before, &old), taken, (&file, &new), put, bytes)?;
                 taken += bytes;
