@@ -104,6 +104,14 @@ impl OciError {
         move |cause| Self::Io { operation, path: path.to_owned(), cause }
     }
 
+    /// Whether a runtime, or podman, refused an id because there is a container that has it.
+    pub(crate) fn is_of_taken_id(&self) -> bool {
+        let is_refusal = |cause: &str| {
+            ["already exists", "already in use"].iter().any(|words| cause.contains(words))
+        };
+        matches!(self, Self::Runtime { cause, .. } if is_refusal(cause))
+    }
+
     /// What can be done about it, where that is known.
     pub fn advice(&self) -> Option<&'static str> {
         match self {

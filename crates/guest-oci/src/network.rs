@@ -129,8 +129,11 @@ impl Network {
         let names = names.map(|(name, _)| name.trim()).filter(|name| *name != "lo");
         // Those that the kernel makes in each namespace.
         let is_made = |name: &&str| {
-            ["tunl0", "sit0", "ip6tnl0", "ip6_vti0", "ip_vti0", "gre0", "gretap0", "erspan0"]
-                .contains(name)
+            [
+                "tunl0", "sit0", "ip6tnl0", "ip6_vti0", "ip_vti0", "gre0", "gretap0", "erspan0",
+                "ip6gre0",
+            ]
+            .contains(name)
         };
         names.filter(|name| !is_made(name)).map(str::to_owned).collect()
     }

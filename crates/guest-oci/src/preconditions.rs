@@ -4,7 +4,7 @@ use crate::container::Container;
 use crate::error::OciError;
 use crate::network::lost_interfaces;
 use crate::overlay::Overlay;
-use crate::processes::{Processes, field};
+use crate::processes::{Processes, field, tracer};
 use crate::runtime::find_program;
 use crate::strays::{clean, has_code};
 use dewar_kernel::{Pid, close_left_userfaultfds_of};
@@ -75,7 +75,11 @@ impl Preconditions {
             clean(process);
         }
         missing.extend(processes.pids().filter(|pid| has_code(*pid)).map(|pid| {
-            format!("a CRIU that was killed left code in {}: start it anew", program_of(pid))
+            let program = program_of(pid);
+            match tracer(pid) != 0 {
+                true => format!("a CRIU is at work on {program}: try again when it is done"),
+                false => format!("a CRIU that was killed left code in {program}: start it anew"),
+            }
         }));
         missing.sort();
         missing.dedup();

@@ -41,10 +41,20 @@ pub fn restore(
     })?;
     if !status.success() {
         let error = failure(container, &options.folder, "restore.log", "restoring");
-        // The runtime knew none before: what there may be of it is ours, and no container.
-        let _ = container.delete();
+        // Unless somebody started one under this id meanwhile, what there may be of it is ours, and no container.
+        if !error.is_of_taken_id() {
+            let _ = container.delete();
+        }
         return Err(error);
     }
+    // It runs, and whoever hears of a failure believes that it does not.
+    begin_to_run(container).inspect_err(|_| {
+        let _ = container.delete();
+    })
+}
+
+/// What is to be done when a container has just begun to run. Returns it, as it is known now, and its first process.
+fn begin_to_run(container: &Container) -> Result<(Container, ProcessId), OciError> {
     let (container, process) = match &container.podman {
         Some(podman) => Container::find_by_podman(podman, &container.id)?,
         None => (container.clone(), container.process()?),
@@ -82,9 +92,9 @@ pub(crate) fn runtime_command(
 ) -> Result<Command, OciError> {
     let RestoreOptions { folder, strays, connections } = options;
     let path = settings(folder);
-    let text = if *connections { "network-lock iptables\n" } else { "tcp-close\n" };
-    // podman has no option for it.
-    let text = format!("{text}ext-unix-sk\n");
+    let close = if *connections { "" } else { "tcp-close\n" };
+    // podman has no option for unix sockets. Rules that a killed CRIU leaves are looked for where iptables has them.
+    let text = format!("network-lock iptables\n{close}ext-unix-sk\n");
     fs::write(&path, text).map_err(OciError::io("write", &path))?;
     let work = work(folder);
     fs::create_dir_all(&work).map_err(OciError::io("create", &work))?;

@@ -14,7 +14,7 @@
 //! killed CRIU.
 
 use crate::network::Network;
-use crate::processes::Processes;
+use crate::processes::{Processes, tracer};
 use dewar_kernel::{Pid, ProcessHandle, unmap_in};
 use dewar_registry::ProcessId;
 use rustix::process::geteuid;
@@ -145,8 +145,12 @@ pub(crate) fn clean(container: ProcessId) {
     if !container.is_alive() {
         return;
     }
-    Network::of(container.pid).unlock();
     let Ok(processes) = Processes::of(container.pid) else { return };
+    // Its user's own CRIU may be at work, whose rules and code these are.
+    if processes.pids().any(|pid| tracer(pid) != 0) {
+        return;
+    }
+    Network::of(container.pid).unlock();
     for pid in processes.pids() {
         let code = code_of(pid);
         if !code.is_empty() && has_left(pid, &code) {
@@ -156,7 +160,7 @@ pub(crate) fn clean(container: ProcessId) {
     }
 }
 
-/// Whether a CRIU that was killed left its code in a process.
+/// Whether CRIU's code is in a process: of one at work, or of one that was killed.
 pub(crate) fn has_code(pid: i32) -> bool {
     !code_of(pid).is_empty()
 }

@@ -185,7 +185,7 @@ pub fn unmount_files(folder: &GuestFolder) -> Result<(), Failure> {
     Ok(())
 }
 
-fn files_in_use(folder: &GuestFolder) -> Failure {
+pub(crate) fn files_in_use(folder: &GuestFolder) -> Failure {
     let what = format!("what '{}' wrote to its root file system is in use", folder.name());
     Failure::new(Code::Failed, what)
         .state("it was left as it is")

@@ -307,6 +307,40 @@ fn its_files_come_back_with_it_and_its_users_own_stay() {
     assert_eq!(own.expect("log"), "one\ntwo\n");
 }
 
+/// Its user's own container has the id, or the files.
+#[test]
+fn a_restore_takes_nothing_from_a_container_that_was_started_meanwhile() {
+    let name = "a_restore_takes_nothing_from_a_container_that_was_started_meanwhile";
+    let Some(mut c) = adopted(name, |it| it.overlaid().expect("overlay")) else { return };
+    c.ask("check 500 2 none");
+    c.dewar(&["checkpoint", "c"]).done();
+    c.container.crash();
+    let start = |id: &str| {
+        let mut command = c.container.command(&["run", "--detach", "--bundle"]);
+        command.arg(&c.container.bundle.folder).arg(id);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(command.status().expect("runc").success());
+    };
+    let restore = c.command(&["restore", "c"]);
+    let held = common::HeldCheckpoint::at_command(restore, "restoring the processes");
+    start(&c.container.id);
+    let pid = c.container.pid();
+    let (code, _, said) = held.go_on();
+    assert!(code == 1 && said.contains("already exists"), "{code}: {said}");
+    assert!(c.container.pid() == pid && is_alive(pid), "it was ended");
+    c.container.crash();
+    c.dewar(&["restore", "c"]).done();
+    c.dewar(&["stop", "c", "--now"]).done();
+    // On what the restore had mounted there.
+    let second = format!("{}-second", c.container.id);
+    start(&second);
+    c.dewar(&["restore", "c"]).failed(1, &["is in use"]);
+    assert!(c.lab.root().join("guests/c/root-a/upper").exists(), "its files are there");
+    assert_eq!(c.container.delete(&second), Ok(()));
+    c.dewar(&["restore", "c"]).done();
+    c.is_well();
+}
+
 #[test]
 fn a_tree_of_processes_goes_on_pipes_and_deleted_files_too() {
     let name = "a_tree_of_processes_goes_on_pipes_and_deleted_files_too";

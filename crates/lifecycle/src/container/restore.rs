@@ -91,6 +91,15 @@ pub fn restore(
     let loading = Loading { folder: &folder, store, image: &image, description: &description };
     let restored = RestoredRoot::mount(store, &image, &description, &folder).and_then(|root| {
         let restored = loading.load(&state, &images, reporter, &mut warming);
+        let restored = restored.and_then(|(container, process)| {
+            let known = Some(container.record());
+            let record = GuestRecord { phase: Phase::Running, process, container: known, ..record };
+            // Before the folder goes that says which process it is.
+            folder.set_record(&record).inspect_err(|_| {
+                let _ = container.delete();
+            })?;
+            Ok(record)
+        });
         match &restored {
             Ok(_) => root.keep(),
             Err(_) => root.give_up(),
@@ -99,10 +108,7 @@ pub fn restore(
     });
     let _ = remove_folder(&images);
     match restored {
-        Ok((container, process)) => {
-            let container = Some(container.record());
-            let record = GuestRecord { phase: Phase::Running, process, container, ..record };
-            folder.set_record(&record)?;
+        Ok(record) => {
             match warming {
                 Some(warming) => {
                     // It runs, whatever becomes of that.

@@ -3,7 +3,7 @@
 //! What the checkpoint has of it is unpacked into the guest's folder, and an overlay over that is mounted on top of
 //! what is mounted on the container's root folder: its user's own overlay, whose upper folder nobody touches.
 
-use crate::container_process::{is_ours, remove_folder, root_folders};
+use crate::container_process::{files_in_use, is_ours, remove_folder, root_folders};
 use crate::failure::Failure;
 use dewar_guest_oci::{Description, Overlay, unmount_from};
 use dewar_image::{ImageReader, Store};
@@ -67,7 +67,15 @@ impl RestoredRoot {
             Some(was) => (one, Some((was, other))),
             None => (one, None),
         };
-        let new = overlay.unpack(archive, &fresh)?;
+        if let Some((_, used)) = &before {
+            let is_used = |overlay: &Overlay| overlay.upper.starts_with(used);
+            if Overlay::roots().iter().any(is_used) {
+                return Err(files_in_use(folder));
+            }
+        }
+        let new = overlay.unpack(archive, &fresh).inspect_err(|_| {
+            let _ = remove_folder(&fresh);
+        })?;
         if before.is_some() {
             unmount_from(&rootfs)?;
         }
