@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -170,8 +171,11 @@ impl DaxMount {
         let options = CString::from(c"dax");
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount(&device, &self.point, self.file_system.as_str(), flags, options.as_c_str()).map_err(
-            // EINVAL: there is no file system of this type (mount(2)).
-            |error| failed(named("mount", &device, &error), error == Errno::INVAL),
+            |error| {
+                // EINVAL: there is no file system of this type, or this kernel cannot use it so (mount(2)).
+                let is_lost = error == Errno::INVAL && !may_hold(&device, &self.file_system);
+                failed(named("mount", &device, &error), is_lost)
+            },
         )
     }
 
@@ -267,6 +271,18 @@ fn memory_of(region: &Path) -> io::Result<Reservation> {
     Ok(Reservation { start: number("resource")?, bytes: number("size")? })
 }
 
+/// Whether a file system of this type may begin on a device: it has its magic number, or cannot be read.
+fn may_hold(device: &Path, file_system: &str) -> bool {
+    let (offset, magic): (u64, &[u8]) = match file_system {
+        "ext4" => (1080, &[0x53, 0xef]),
+        "xfs" => (0, b"XFSB"),
+        _ => return true,
+    };
+    let mut found = vec![0; magic.len()];
+    let read = fs::File::open(device).and_then(|it| it.read_exact_at(&mut found, offset));
+    read.is_err() || found == magic
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,6 +307,23 @@ mod tests {
         }
         let persistent = DaxMount { by_command_line: false, ..mount() };
         assert_eq!(persistent.check(&CommandLine::new("quiet")), Ok(()));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_mounted_may_still_hold_the_guests() {
+        let device = tempfile::NamedTempFile::new().expect("device");
+        let put = |offset: u64, bytes: &[u8]| {
+            let file = device.as_file();
+            file.set_len(0).and_then(|()| file.set_len(4096)).expect("empty");
+            file.write_all_at(bytes, offset).expect("write");
+        };
+        put(0, b"");
+        assert!(!may_hold(device.path(), "ext4") && !may_hold(device.path(), "xfs"));
+        put(1080, &[0x53, 0xef]);
+        assert!(may_hold(device.path(), "ext4") && !may_hold(device.path(), "xfs"));
+        put(0, b"XFSB");
+        assert!(may_hold(device.path(), "xfs") && !may_hold(device.path(), "ext4"));
+        assert!(may_hold(Path::new("/nonexistent"), "ext4"), "not known to be lost");
     }
 
     #[test]

@@ -107,6 +107,7 @@ pub fn freeze_when(
             let _ = guest.rollback();
             pauses.end();
             folder.remove_kept(&checked.ram);
+            held_ram::take_names_back(&placed);
             let health = guest.health();
             let failure = failure.state(format!("the guest was not frozen; {health}"));
             if let Health::Unknown(_) = health {

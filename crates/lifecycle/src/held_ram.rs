@@ -92,21 +92,45 @@ pub fn follow(record: &GuestRecord) {
         if link_to(&file.path, pid).is_ok() {
             continue;
         }
-        // The link's process has ended. By its size, then, where that can be one file alone.
-        let is_it =
-            |data: &Metadata| data.nlink() == 0 && data.is_file() && data.len() == file.bytes;
-        if let ([number], 1) = (&numbers_of(pid, is_it)[..], record.ram.len()) {
-            let _ = link(&file.path, &descriptor(pid, *number));
-        }
+        // The link's process has ended.
+        link_by_size(file, record);
     }
 }
 
-/// The step of recovery: a command that brought a guest back may have died before the links led to its QEMU.
+/// Has a path lead to the file without a name that a guest's QEMU has, known by its size, where that can be one
+/// file alone.
+fn link_by_size(file: &RamFile, record: &GuestRecord) {
+    let pid = record.process.pid;
+    let is_it = |data: &Metadata| data.nlink() == 0 && data.is_file() && data.len() == file.bytes;
+    if let ([number], 1) = (&numbers_of(pid, is_it)[..], record.ram.len()) {
+        let _ = link(&file.path, &descriptor(pid, *number));
+    }
+}
+
+/// The step of recovery: a command that brought a guest back may have died before the links led to its QEMU, and
+/// one that froze it after its memory had got a name.
 pub fn recover(_: &GuestFolder, record: GuestRecord) -> Result<GuestRecord, Failure> {
     if record.process.is_alive() {
+        // A frozen guest's QEMU is only about to end.
+        if record.frozen.is_none() {
+            take_names_back(&record);
+        }
         follow(&record);
     }
     Ok(record)
+}
+
+/// Has links be in the place of copies that no process uses, since the QEMU that they were made for did not end.
+pub fn take_names_back(record: &GuestRecord) {
+    let pid = record.process.pid;
+    for file in record.ram.iter().filter(|file| !is_link(&file.path)) {
+        let _ = fs::remove_file(beside(&file.path, ".copy"));
+        let Ok(named) = fs::metadata(&file.path) else { continue };
+        let is_named = |data: &Metadata| (data.dev(), data.ino()) == (named.dev(), named.ino());
+        if numbers_of(pid, is_named).is_empty() {
+            link_by_size(file, record);
+        }
+    }
 }
 
 /// Files that were given names, and where the links in their places led.
@@ -217,6 +241,27 @@ mod tests {
         assert_eq!((bytes.len(), &bytes[..14]), (5 << 20, &b"what was there"[..]));
         given.take_back();
         assert!(leads_to(&path, own_pid()), "its QEMU has it still");
+    }
+
+    #[test]
+    fn a_copy_that_a_dead_command_made_is_not_taken_for_the_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = held(folder.path());
+        let bytes = (5 << 20) + 4567;
+        file.set_len(bytes).expect("size");
+        let record = guest(&path, bytes);
+        give_names(&record).expect("a copy");
+        fs::write(beside(&path, ".copy"), "half of one").expect("write");
+        take_names_back(&record);
+        assert!(leads_to(&path, own_pid()), "its QEMU has it still");
+        assert!(!is_link(&beside(&path, ".copy")) && !beside(&path, ".copy").exists());
+        // Memory that has a name is left alone.
+        fs::remove_file(&path).expect("remove");
+        fs::write(&path, vec![0; bytes as usize]).expect("RAM");
+        let named = File::open(&path).expect("open");
+        take_names_back(&record);
+        assert!(!is_link(&path));
+        drop((named, file));
     }
 
     #[test]

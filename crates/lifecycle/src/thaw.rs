@@ -51,6 +51,11 @@ pub fn is_frozen(record: &GuestRecord) -> Option<&Frozen> {
 /// The guest remembers its disks as they were: its file cache, a journal half written.
 fn check_disks(name: &str, disks: &[KeptDisk]) -> Result<(), Failure> {
     let Some(disk) = disks.iter().find(|disk| !disk.is_as_it_was()) else { return Ok(()) };
+    if !disk.path.exists() {
+        let what = format!("disk {} of '{name}' is not there", disk.path.display());
+        let advice = format!("'dewar thaw {name}' lets it go on when it is");
+        return Err(Failure::new(Code::Failed, what).advice(advice));
+    }
     let what = format!("disk {} was written while '{name}' was frozen", disk.path.display());
     Err(Failure::new(Code::Failed, what).advice(format!(
         "'dewar thaw {name} --force' goes on with it as it is: what the guest has in memory of \

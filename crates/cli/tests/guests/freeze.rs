@@ -118,6 +118,12 @@ fn a_guest_whose_memory_or_state_was_touched_is_refused() {
     file.write_all_at(&first, 0).expect("write");
     lab.dewar(&["thaw", "g"]).failed(1, &["disk0.qcow2 was written", "stays frozen", "--force"]);
     file.set_modified(modified).expect("as it was");
+    // On storage that is not mounted yet.
+    let away = disk.with_extension("away");
+    fs::rename(&disk, &away).expect("rename");
+    let ran = lab.dewar(&["thaw", "g"]).failed(1, &["is not there", "stays frozen"]);
+    assert!(!ran.stderr.contains("--force"), "{}", ran.stderr);
+    fs::rename(&away, &disk).expect("rename");
     lab.dewar(&["thaw", "g"]).done();
     assert_whole(&lab, &mut guest, "all is as it was");
     // Without checksums nobody can tell.

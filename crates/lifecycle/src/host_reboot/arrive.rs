@@ -5,7 +5,7 @@ use super::bridges::join_bridges;
 use super::live_memory::{Retrieved, require_device};
 use super::note::{KeptGuest, Note, Outcome, Stage, since};
 use super::own_command::own_command;
-use super::recover::undo;
+use super::recover::{is_in_store, undo};
 use crate::clock::{bring_forward, now_ms};
 use crate::failure::Failure;
 use crate::host::Host;
@@ -68,6 +68,14 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
     for (kept, outcome) in note.guests.iter_mut().zip(outcomes) {
         kept.outcome = Some(outcome);
     }
+    // Before it is on record that all are back.
+    for name in &note.others {
+        reporter.stage(&format!("thawing {name}"));
+        let thawed = is_in_store(host, name).then(|| own_command(host, ["thaw", name]));
+        if let Some(Err(failure)) = thawed {
+            reporter.warn(&format!("'{name}': {}", failure.whole()));
+        }
+    }
     note.times.back_ms = Some(now_ms());
     note.tsc_faster_ppm = note.tsc_khz.zip(guest_tsc_khz().ok()).map(|(old, new)| faster(old, new));
     note.stage = Stage::Back;
@@ -78,12 +86,6 @@ pub fn arrive(host: &Host, reporter: &dyn Reporter) -> Result<Arrival, Failure> 
         // It has the memory of one that does not run, as long as that does not.
         if !note.guests.iter().any(is_frozen) {
             retrieved.dismiss();
-        }
-    }
-    for name in &note.others {
-        reporter.stage(&format!("thawing {name}"));
-        if let Err(failure) = own_command(host, ["thaw", name]) {
-            reporter.warn(&format!("'{name}': {}", failure.whole()));
         }
     }
     Ok(Arrival::Rebooted(Box::new(note)))

@@ -41,7 +41,10 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
     // Held until the new kernel starts.
     let _lock = host.registry.lock_host()?;
     reporter.stage("loading the new kernel");
-    kexec::load(&plan.kernel, plan.initrd.as_deref(), &plan.line)?;
+    // Should this command die, the next one unloads it.
+    note(plan, Vec::new()).save(host)?;
+    kexec::load(&plan.kernel, plan.initrd.as_deref(), &plan.line)
+        .inspect_err(|_| drop(Note::remove(host)))?;
     reporter.reached("loaded");
     let prepared = (|| -> Result<_, Failure> {
         let mut guests = take_fallbacks(host, plan, reporter)?;
@@ -49,10 +52,13 @@ pub fn leave(host: &Host, plan: &Plan, reporter: &dyn Reporter) -> Result<(), Fa
         let note = note(plan, guests);
         let open: Vec<&File> = files.iter().map(OpenRam::file).collect();
         note.save(host)?;
-        let watcher = Watcher::start(host, &open).inspect_err(|_| drop(Note::remove(host)))?;
+        let watcher = Watcher::start(host, &open)?;
         Ok((files, note, watcher))
     })();
-    let (files, mut note, watcher) = prepared.inspect_err(|_| drop(kexec::unload()))?;
+    let (files, mut note, watcher) = prepared.inspect_err(|_| {
+        drop(kexec::unload());
+        drop(Note::remove(host));
+    })?;
     reporter.reached("noted");
     let gone = leave_others(host, plan, reporter).and_then(|()| {
         let _preserved = live_memory::preserve(host, &files, &watcher)?;
@@ -168,7 +174,9 @@ fn freeze_and_go(
     match status.map_err(|error| failed(error.to_string()))? {
         status if status.success() => {
             note.stage = Stage::HandedOver;
-            note.save(host)
+            // Init is on its way: whatever becomes of this word, nothing is to be undone.
+            let _ = note.save(host);
+            Ok(())
         }
         status => Err(failed(status.to_string())),
     }
@@ -251,7 +259,12 @@ fn write_out(host: &Host, records: &[GuestRecord]) -> Result<(), Failure> {
             continue;
         };
         let files = disks.iter().map(|disk| &disk.path).chain(record.ram.iter().map(|it| &it.path));
-        folders.extend(files.filter_map(|path| path.parent().map(Path::to_owned)));
+        for path in files {
+            // A link's own folder may be on another file system than the file.
+            let real = std::fs::canonicalize(path);
+            let path = real.as_deref().unwrap_or(path);
+            folders.extend(path.parent().map(Path::to_owned));
+        }
     }
     let write = |folder: &PathBuf| {
         let failed = |error: std::io::Error| {

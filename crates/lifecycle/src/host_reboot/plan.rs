@@ -9,7 +9,7 @@ use dewar_guest_qemu::freeze::{check, check_place};
 use dewar_hostreboot::{
     CommandLine, DaxMount, HostRebootError, KernelImage, dax, kexec, live_update,
 };
-use dewar_registry::{GuestRecord, Kept, RamFile};
+use dewar_registry::{GuestRecord, Kept, Phase, RamFile};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -234,6 +234,13 @@ impl Plan {
         let name = record.name.clone();
         let memory_bytes = record.ram.iter().map(|file| file.bytes).sum();
         let planned = |how, keeper| PlannedGuest { name: name.clone(), memory_bytes, how, keeper };
+        if record.phase == Phase::Leaving {
+            // Another host may need memory that is here, whether or not its process lives.
+            self.refusals.push(format!(
+                "'{name}' is on its way to another host: 'dewar migrate {name} --resume' first"
+            ));
+            return;
+        }
         if record.container.is_some() {
             if record.process.is_alive() && others == Others::Stop {
                 self.guests.push(planned(How::Stop, Keeper::Nobody));

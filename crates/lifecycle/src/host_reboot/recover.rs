@@ -82,7 +82,8 @@ fn thaw_kept(host: &Host, kept: &KeptGuest, reporter: &dyn Reporter) -> Result<(
     thaw_in_place(guest, &frozen, options, reporter).map(drop)
 }
 
-fn is_in_store(host: &Host, name: &str) -> bool {
+/// Whether a guest is frozen in a store.
+pub(super) fn is_in_store(host: &Host, name: &str) -> bool {
     let record = host.registry.guest(name).and_then(|folder| folder.record());
     record.is_ok_and(|record| {
         is_frozen(&record).is_some_and(|frozen| matches!(frozen.kept, Kept::InStore { .. }))
