@@ -21,6 +21,7 @@ mod accepted;
 mod container_place;
 mod container_source;
 mod container_trial;
+mod disk_marks;
 mod disks;
 mod flow;
 mod listening;

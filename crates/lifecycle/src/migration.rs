@@ -13,4 +13,4 @@ pub use peer::{OtherHost, PeerCommand};
 pub(crate) use peer::{Peer, Running, shards};
 pub(crate) use record::migration_of;
 pub use record::{MigrationRecord, SideRecord, is_elsewhere};
-pub(crate) use source_side::{Hands, SourceSide, ToTheDestination, hands_by_record};
+pub(crate) use source_side::{GIVEN, Hands, SourceSide, ToTheDestination, hands_by_record};

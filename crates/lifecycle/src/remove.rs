@@ -5,7 +5,7 @@ use crate::container_process::unmount_files;
 use crate::failure::Failure;
 use crate::host::Host;
 use crate::locked_guest::LockedGuest;
-use crate::migration::{is_elsewhere, migration_of};
+use crate::migration::{is_elsewhere, made_disks, migration_of};
 use crate::process::connect;
 use crate::ram_dir::usual_dirs;
 use crate::tracking;
@@ -36,6 +36,7 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
                 if held.record.process.is_alive() || holds_disks(&folder) {
                     return Err(failure);
                 }
+                unmount_files(&folder)?;
                 held.folder.remove_ram(&held.record)?;
                 Some(failure.whole())
             } else {
@@ -47,6 +48,9 @@ pub fn remove_by_force(host: &Host, name: &str) -> Result<Option<String>, Failur
         // Its record is damaged or was never written: what there is of it goes by its name.
         Err(_) => {
             end_strays(&folder.file("qmp.sock"), None);
+            // Of a guest whose coming was killed before it was on record.
+            made_disks::remove(&folder);
+            unmount_files(&folder)?;
             None
         }
     };

@@ -46,7 +46,11 @@ pub fn run(context: &Context, args: MigrateArgs) -> Result<(), Failure> {
         post_copy: args.postcopy.into(),
         throttle: args.throttle,
         disks: MovingDisks { copy: args.with_disks, map: args.disk_map },
-        way: if args.tunnel { Way::Tunnel } else { Way::Direct(args.address.clone()) },
+        // A command of the user's may lead where no address does.
+        way: match args.tunnel || (args.via.is_some() && args.address.is_none()) {
+            true => Way::Tunnel,
+            false => Way::Direct(args.address.clone()),
+        },
     };
     if context.registry.guest(name)?.record()?.container.is_some() {
         let locked = context.lock(name)?;

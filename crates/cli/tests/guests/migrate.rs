@@ -301,6 +301,33 @@ fn a_link_that_is_cut_leaves_it_on_one_host() {
     }
 }
 
+/// A guest that runs at the other host, or may, is not let run here for what some other place knows nothing of.
+#[test]
+fn what_may_run_there_is_not_let_run_here() {
+    let mut hosts = Hosts::new(&GuestSpec::default());
+    hosts.guest.console.ask("check 4000 1 disk").expect("check");
+    let line = Hosts::line(&hosts.b, &["--max-downtime", "1s"]);
+    assert_eq!(hosts.line_killed_at("given", &line).code, -1);
+    assert_eq!(hosts.quiet_states("given"), ["given away", "arriving"].map(str::to_owned));
+    // Another root folder is reached there now.
+    let (root, away) = (hosts.b.root().to_owned(), hosts.b.path().join("away"));
+    std::fs::rename(&root, &away).expect("rename");
+    for ending in ["--resume", "--abort"] {
+        hosts.a.dewar(&["migrate", "g", ending]).failed(5, &["no migration of 'g' is known"]);
+    }
+    let _ = std::fs::remove_dir_all(&root);
+    std::fs::rename(&away, &root).expect("rename");
+    assert_eq!(hosts.states(), ["given away", "arriving"].map(str::to_owned));
+    hosts.a.dewar(&["migrate", "g", "--resume"]).done();
+    hosts.bring_back("asked at the right place");
+    // What is left here of one that runs there.
+    let held = HeldCheckpoint::at_with(&hosts.a, &words(&line), "gone");
+    end(held.guardian().expect("a guardian"));
+    held.kill();
+    hosts.a.dewar(&["migrate", "g", "--take-back"]).failed(1, &["'g' runs at"]);
+    assert!(hosts.assert_on_one("it is gone"));
+}
+
 /// A QEMU that ends leaves the guest in the other one, if that has all of it.
 #[test]
 #[ignore = "long: make test-long"]

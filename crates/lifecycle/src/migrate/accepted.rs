@@ -85,8 +85,10 @@ impl Accepted {
             );
         }
         let checked = check(guest)?;
-        let machine = MovingMachine::of(guest, &checked, &options.disks)?;
+        let mut machine = MovingMachine::of(guest, &checked, &options.disks)?;
         machine.require_shared_disks(folder)?;
+        // Until the other host has looked.
+        let _marks = machine.mark_disks(new_session()?);
         Self::offer(checked, &guest.ram(), &machine, options, trial, reporter)
     }
 

@@ -1,5 +1,6 @@
 //! How a guest's QEMU is started again at the host that it comes to.
 
+use super::disk_marks::{DiskMark, DiskMarks, first_other};
 use crate::failure::{Code, Failure};
 use dewar_guest::GuestError;
 use dewar_guest_qemu::cmdline::{with_other_disks, without_server};
@@ -31,6 +32,12 @@ pub(super) struct MovingMachine {
     pub disks: Vec<PathBuf>,
     /// Those that are files, as the source has them; none of those that are copied.
     pub files: Vec<KeptDisk>,
+    /// Where they are on this host.
+    #[serde(skip)]
+    files_here: Vec<PathBuf>,
+    /// How those are marked that can be; older sources mark none.
+    #[serde(default)]
+    pub marks: Vec<DiskMark>,
     /// Those that are copied, in the order of their connections.
     #[serde(default)]
     pub copied: Vec<CopiedDisk>,
@@ -94,7 +101,10 @@ impl MovingMachine {
             bytes: disk.info.virtual_bytes,
             allocated: fs::metadata(here(disk)).map_or(0, |data| data.blocks() * 512),
         };
-        let shared = |disk: &Disk| KeptDisk::of(&here(disk)).map(|it| it.known_as(there(disk)));
+        let shared = |disk: &Disk| {
+            let here = here(disk);
+            KeptDisk::of(&here).map(|it| (it.known_as(there(disk)), here))
+        };
         let disks = &found.disks;
         let is_file = |disk: &&Disk| fs::metadata(here(disk)).is_ok_and(|data| data.is_file());
         if let Some(disk) = disks.iter().find(|disk| moving.copy && !is_file(disk)) {
@@ -104,8 +114,11 @@ impl MovingMachine {
         if moving.copy && disks.len() > usize::from(MOST_DISKS) {
             return Err(unfit(format!("{} disks are too many to be copied", disks.len())));
         }
+        let (files, files_here) = disks.iter().filter(|_| !moving.copy).filter_map(shared).unzip();
         Ok(Self {
-            files: disks.iter().filter(|_| !moving.copy).filter_map(shared).collect(),
+            files,
+            files_here,
+            marks: Vec::new(),
             copied: disks.iter().filter(|_| moving.copy).map(copied).collect(),
             disks: disks.iter().map(there).collect(),
             program: checked.program.clone(),
@@ -114,6 +127,16 @@ impl MovingMachine {
             machine: found.machine.clone(),
             version: found.version.clone(),
         })
+    }
+
+    /// Marks the disks that are shared, until the value is dropped: the other host must find the marks.
+    /// `number` is one that no other mark has.
+    pub fn mark_disks(&mut self, number: u64) -> DiskMarks {
+        let there = self.files.iter().map(|it| it.path.clone());
+        let disks: Vec<_> = self.files_here.iter().cloned().zip(there).collect();
+        let (made, told) = DiskMarks::make(&disks, number);
+        self.marks = told;
+        made
     }
 
     /// That its disks are not ours to remove with the guest.
@@ -155,9 +178,10 @@ impl MovingMachine {
         if let Some(disk) = self.disks.iter().find(is_missing) {
             return Err(missing("its disk", disk).advice(advice));
         }
-        match self.files.iter().find(|disk| !disk.is_same_file()) {
-            Some(disk) => {
-                let path = disk.path.display();
+        let other = self.files.iter().find(|disk| !disk.is_same_file());
+        match other.map(|disk| disk.path.as_path()).or_else(|| first_other(&self.marks)) {
+            Some(path) => {
+                let path = path.display();
                 let what = format!("its disk, {path}, is another file on this host");
                 Err(Failure::new(Code::Unsupported, what).advice(advice))
             }

@@ -133,8 +133,15 @@ pub fn take_back(host: &Host, name: &str) -> Result<(), Failure> {
         return recover_lost(&folder, &record);
     }
     let (session, on_disk) = given(&folder, &record)?;
-    if on_disk.source() == Some(SourceRecord::Serving) {
-        return Err(ran_on(name, &on_disk.other));
+    match on_disk.source() {
+        Some(SourceRecord::Serving) => return Err(ran_on(name, &on_disk.other)),
+        Some(SourceRecord::Gone) => {
+            let what = format!("'{name}' runs at {}", on_disk.other);
+            return Err(Failure::new(Code::Failed, what)
+                .state("what is left of it here is old")
+                .advice("'dewar ps' removes it"));
+        }
+        _ => {}
     }
     let (machine, _) = Source::recover(given_as(&on_disk));
     let back = dewar_registry::GuestRecord { phase: Phase::Running, ..record.clone() };
@@ -272,6 +279,9 @@ pub(super) fn answer(
     let on_disk: Option<MigrationRecord> = Migrations::new(folder.root()).read(session)?;
     let ours = folder.record_if_any()?.filter(|record| record.migration == Some(session));
     let known = on_disk.as_ref().and_then(MigrationRecord::destination);
+    if ours.is_none() && known.is_none() {
+        return Err(of_nothing_known(control, name));
+    }
     let reached = |step: &str| reporter.reached(step);
     let mut service = None;
     let (mut side, now) = match ours {
@@ -319,6 +329,16 @@ pub(super) fn answer(
         side.on(DestinationEvent::LinkBack)?;
     }
     hear_out(&mut side, control, &mut service)
+}
+
+/// Says that nothing is known of a migration. That is no refusal: the source asks only where the guest was loaded, which
+/// is on record there, and so this is another host or another root.
+fn of_nothing_known(control: &ToTheSource, name: &str) -> Failure {
+    let what = format!(
+        "no migration of '{name}' is known here: this is another host, or another root folder"
+    );
+    let _ = control.send(&ToSource::Failed { why: what.clone() });
+    Failure::new(Code::Failed, what)
 }
 
 /// Whether the guest was let run on this host.

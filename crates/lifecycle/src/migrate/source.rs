@@ -13,7 +13,7 @@ use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::migration::MigrationRecord;
 use crate::migration::ToTheDestination;
-use crate::migration::{Hands, SourceSide};
+use crate::migration::{GIVEN, Hands, SourceSide};
 use crate::reporter::Reporter;
 use crate::served_disks;
 use crate::tracking::Tracking;
@@ -61,7 +61,13 @@ pub fn migrate(
     if control.can(Features::REFERENCES) {
         sender = sender.with_references(guest.ram().pages());
     }
-    let at_step = |step: &str| reporter.reached(step);
+    let at_step = |step: &str| {
+        if step == GIVEN {
+            // Nobody can put it back any more: to end this command would only leave it on no host.
+            pauses.end();
+        }
+        reporter.reached(step);
+    };
     let side = SourceSide {
         machine: Source::new(),
         session,

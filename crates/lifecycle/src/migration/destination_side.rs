@@ -115,8 +115,9 @@ impl DestinationSide<'_> {
         let Some(incoming) = &mut self.incoming else {
             return Err(Failure::new(Code::Attention, "there is nothing of it here to let run"));
         };
-        self.unforwarded = incoming.commit()?.unforwarded;
+        // It is not thrown away any more: before it runs and writes them, whatever becomes of this command.
         made_disks::keep(self.folder);
+        self.unforwarded = incoming.commit()?.unforwarded;
         (self.reached)("committed");
         incoming.let_run(&|step| (self.reached)(step))?;
         Ok(())

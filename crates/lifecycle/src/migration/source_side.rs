@@ -10,6 +10,9 @@ use dewar_registry::{GuestFolder, GuestRecord, Migrations, Phase};
 use dewar_wire::control::{ToDestination, ToSource};
 use dewar_wire::ownership::{Source, SourceAction, SourceEvent, SourceRecord};
 
+/// The step from which on the guest is the other host's.
+pub(crate) const GIVEN: &str = "given";
+
 /// The source's end of the control connection.
 pub(crate) type ToTheDestination = Control<ToDestination, ToSource>;
 
@@ -89,7 +92,7 @@ impl SourceSide<'_> {
         }
         (self.reached)(match record {
             SourceRecord::Intent => "intent",
-            SourceRecord::Given => "given",
+            SourceRecord::Given => GIVEN,
             SourceRecord::Serving => "serving",
             SourceRecord::TakenBack => "taken-back",
             SourceRecord::Gone => "gone",
