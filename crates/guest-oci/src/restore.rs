@@ -47,7 +47,7 @@ pub fn restore(
         }
         return Err(error);
     }
-    // It runs, and whoever hears of a failure believes that it does not.
+    // It runs, and a failure says that it does not.
     begin_to_run(container).inspect_err(|_| {
         let _ = container.delete();
     })
