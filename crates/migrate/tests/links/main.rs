@@ -166,6 +166,17 @@ fn pairs(count: usize) -> (Vec<UnixStream>, Vec<UnixStream>) {
     (0..count).map(|_| UnixStream::pair().expect("sockets")).unzip()
 }
 
+/// Writes the pages of a round, and sends them as an epoch.
+fn send_round(sender: &PageSender, guest: &Guest, round: u64) {
+    let mut dirty = PageSet::new(PAGES);
+    for page in (0..PAGES).filter(|page| is_written(*page, round)) {
+        guest.write(page, &content(page, round));
+        dirty.insert(PageNumber(page));
+    }
+    send(sender, guest, &dirty).expect("sent");
+    sender.end_epoch(round as u32 + 1).expect("sent");
+}
+
 /// Moves a guest that writes some of its pages between five epochs. Returns also how many pages went as the
 /// same as another, and as words that differ.
 fn move_guest(compression: Compression, connections: usize) -> (Received, u64, u64) {
@@ -175,13 +186,7 @@ fn move_guest(compression: Compression, connections: usize) -> (Received, u64, u
     let receiver = PageReceiver::start(readers(theirs), &memory);
     let sender = PageSender::start(writers(ours), compression, -1).with_references(PAGES);
     for round in 0..ROUNDS {
-        let mut dirty = PageSet::new(PAGES);
-        for page in (0..PAGES).filter(|page| is_written(*page, round)) {
-            guest.write(page, &content(page, round));
-            dirty.insert(PageNumber(page));
-        }
-        send(&sender, &guest, &dirty).expect("sent");
-        sender.end_epoch(round as u32 + 1).expect("sent");
+        send_round(&sender, &guest, round);
         assert!(receiver.wait(round as u32 + 1), "epoch {round} did not arrive");
         assert_equal(&guest, &files);
     }
@@ -383,13 +388,7 @@ fn a_connection_that_lags_behind_gives_no_page_an_older_content() {
     let receiver = PageReceiver::start(readers(theirs), &memory);
     let sender = PageSender::start(writers(ours), Compression::Auto, -1).with_references(PAGES);
     for round in 0..ROUNDS {
-        let mut dirty = PageSet::new(PAGES);
-        for page in (0..PAGES).filter(|page| is_written(*page, round)) {
-            guest.write(page, &content(page, round));
-            dirty.insert(PageNumber(page));
-        }
-        send(&sender, &guest, &dirty).expect("sent");
-        sender.end_epoch(round as u32 + 1).expect("sent");
+        send_round(&sender, &guest, round);
     }
     assert!(receiver.wait(ROUNDS as u32), "the last epoch did not arrive");
     sender.finish().expect("sent");
