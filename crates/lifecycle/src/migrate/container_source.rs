@@ -7,7 +7,7 @@
 
 use super::accepted::{Accepted, MigrateOptions, PostCopy};
 use super::container_place::MovingContainer;
-use super::moving::{LiveHands, Migrated, Moving, Stages, is_given};
+use super::moving::{LiveHands, Migrated, Moving, Stages, at_step, is_given};
 use super::offered::{LEVEL, instance};
 use super::serving::{Serving, wait_for_epoch, why_not_sent};
 use crate::container::arriving::programs;
@@ -16,7 +16,7 @@ use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::hot_pages::{self, HOT_PAGES};
 use crate::locked_guest::LockedGuest;
-use crate::migration::{GIVEN, Hands, MigrationRecord, SourceSide, ToTheDestination};
+use crate::migration::{Hands, MigrationRecord, SourceSide, ToTheDestination};
 use crate::reporter::Reporter;
 use dewar_guest::{Health, ProcessGuest};
 use dewar_guest_oci::{Container, Network, has_own_network};
@@ -69,13 +69,7 @@ pub fn migrate_container(
     if control.can(Features::REFERENCES) {
         sender = sender.with_references(machine.memory_bytes / PAGE_BYTES as u64);
     }
-    let at_step = |step: &str| {
-        if step == GIVEN {
-            // Nobody can put it back any more: to end this command would only leave it on no host.
-            pauses.end();
-        }
-        reporter.reached(step);
-    };
+    let at_step = |step: &str| at_step(step, &pauses, reporter);
     let side = SourceSide {
         machine: Source::new(),
         session,

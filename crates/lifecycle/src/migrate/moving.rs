@@ -4,7 +4,7 @@ use super::resume::still_given;
 use super::serving::Serving;
 use crate::failure::{Code, Failure, GONE};
 use crate::guardian::Pauses;
-use crate::migration::{Hands, SourceSide};
+use crate::migration::{GIVEN, Hands, SourceSide};
 use crate::reporter::Reporter;
 use dewar_guest::Health;
 use dewar_migrate::GpuUsed;
@@ -66,6 +66,15 @@ pub(super) struct Moving<'m> {
     pub folder: &'m GuestFolder,
     pub pauses: &'m Pauses,
     pub reporter: &'m dyn Reporter,
+}
+
+/// Tells a step of the source's side. A guest that is given away nobody can put back any more: to end this command for
+/// a pause that is too long would only leave it on no host.
+pub(super) fn at_step(step: &str, pauses: &Pauses, reporter: &dyn Reporter) {
+    if step == GIVEN {
+        pauses.end();
+    }
+    reporter.reached(step);
 }
 
 /// Hands of a command that has the guest.

@@ -3,7 +3,7 @@
 use super::accepted::{Accepted, MigrateOptions, PostCopy};
 use super::disks::DiskCopies;
 use super::flow::FlowMeter;
-use super::moving::{LiveHands, Migrated, Moving, Stages, is_given};
+use super::moving::{LiveHands, Migrated, Moving, Stages, at_step, is_given};
 use super::moving_machine::MovingState;
 use super::offered::{LEVEL, instance};
 use super::serving::{Serving, wait_for_epoch, why_not_sent};
@@ -13,7 +13,7 @@ use crate::failure::{Code, Failure};
 use crate::guardian::Guardian;
 use crate::migration::MigrationRecord;
 use crate::migration::ToTheDestination;
-use crate::migration::{GIVEN, Hands, SourceSide};
+use crate::migration::{Hands, SourceSide};
 use crate::reporter::Reporter;
 use crate::served_disks;
 use crate::tracking::Tracking;
@@ -61,13 +61,7 @@ pub fn migrate(
     if control.can(Features::REFERENCES) {
         sender = sender.with_references(guest.ram().pages());
     }
-    let at_step = |step: &str| {
-        if step == GIVEN {
-            // Nobody can put it back any more: to end this command would only leave it on no host.
-            pauses.end();
-        }
-        reporter.reached(step);
-    };
+    let at_step = |step: &str| at_step(step, &pauses, reporter);
     let side = SourceSide {
         machine: Source::new(),
         session,
